@@ -1,4 +1,5 @@
-"""Write the commit into what is built, for `offload-proxy --version` and the dashboard's Health page.
+"""Write the commit into what is built, for `offload-proxy --version` and the dashboard's Health
+page.
 
 An sdist and an image have no git to ask: their `proxy/commit` is there already.
 """

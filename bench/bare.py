@@ -1,7 +1,9 @@
-"""The baseline of the overhead benchmark: the simplest relay made of Starlette and the proxy's own transport.
+"""The baseline of the overhead benchmark: the simplest relay made of Starlette and the proxy's own
+transport.
 
-It collects the body, passes the headers on unchanged, and streams the reply. It has no tenants, limits, error handling
-or metrics, and does not notice when a client leaves. Run `uvicorn bench.bare:app`; BARE_UPSTREAM is the upstream.
+It collects the body, passes the headers on unchanged, and streams the reply. It has no tenants,
+limits, error handling or metrics, and does not notice when a client leaves. Run `uvicorn
+bench.bare:app`; BARE_UPSTREAM is the upstream.
 """
 
 from __future__ import annotations

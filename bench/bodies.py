@@ -10,8 +10,14 @@ from typing import Any
 
 Json = dict[str, Any]
 
-WORDS = ["".join(random.Random(seed).choices("abcdefghijklmnop", k=2 + seed % 8)) for seed in range(5_000)]
-TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+WORDS = [
+    "".join(random.Random(seed).choices("abcdefghijklmnop", k=2 + seed % 8))
+    for seed in range(5_000)
+]
+TOOL = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
 QUESTION = "Please look at the traceback above and tell me what is wrong with it. " * 12
 
 HEAD = """\
@@ -43,15 +49,25 @@ def body(size: Size, *, stream: bool, seed: int = 0) -> bytes:
     asked: Json = {"model": "gpt-4.1", "stream": stream}
     if size.messages == 1:
         return json.dumps({**asked, "messages": [{"role": "user", "content": QUESTION}]}).encode()
-    return json.dumps({**asked, "messages": history(size.messages, size.words, seed), "tools": [TOOL]}).encode()
+    return json.dumps(
+        {**asked, "messages": history(size.messages, size.words, seed), "tools": [TOOL]}
+    ).encode()
 
 
 def history(messages: int, words: int, seed: int) -> list[Json]:
-    """So many messages, half of them tool results of `words` words. Another seed gives entirely different results."""
+    """So many messages, half of them tool results of `words` words. Another seed gives entirely
+    different results."""
     chosen = random.Random(seed)
-    made: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on."}]
+    made: list[Json] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go on."},
+    ]
     for number in range(messages // 2 - 1):
-        call = {"id": f"call_{number}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        call = {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "search", "arguments": "{}"},
+        }
         made.append({"role": "assistant", "content": None, "tool_calls": [call]})
         text = " ".join(chosen.choices(WORDS, k=words))
         made.append({"role": "tool", "tool_call_id": call["id"], "content": text})

@@ -1,9 +1,11 @@
-"""The cost of a sequence of prompts under the prompt caches that providers document, in plain input tokens.
+"""The cost of a sequence of prompts under the prompt caches that providers document, in plain input
+tokens.
 
     cache = MODELS[BREAKPOINTS].cold()
     sum(cache.charge(prompt) for prompt in prompts)
 
-Nothing is ever evicted: agents ask again within five minutes, for which all these caches keep an entry.
+Nothing is ever evicted: agents ask again within five minutes, for which all these caches keep an
+entry.
 """
 
 from __future__ import annotations
@@ -15,23 +17,28 @@ from typing import Protocol
 import msgspec
 
 Segment = tuple[Hashable, int, int]
-"""A piece of the prompt: a key (equal keys mean the same text), its tokens, and its content blocks."""
+"""A piece of the prompt: a key (equal keys mean the same text), its tokens, and its content
+blocks."""
 
 
 class Prompt:
     """A prompt by its segments. `chain[i]` identifies the prefix that ends with segment *i*.
 
-    `head` is the place of the first message, which is mostly the system message. `marks` are the places of the proxy's
-    own cache breakpoints.
+    `head` is the place of the first message, which is mostly the system message. `marks` are the
+    places of the proxy's own cache breakpoints.
     """
 
-    def __init__(self, segments: Iterable[Segment], head: int = 0, marks: Iterable[int] = ()) -> None:
+    def __init__(
+        self, segments: Iterable[Segment], head: int = 0, marks: Iterable[int] = ()
+    ) -> None:
         self.segments = tuple(segments)
         self.head = head
         self.marks = frozenset(marks)
         self.ends = list(accumulate(tokens for _, tokens, _ in self.segments))
         self.blocks = list(accumulate(blocks for _, _, blocks in self.segments))
-        self.chain = list(accumulate((key for key, _, _ in self.segments), lambda link, key: hash((link, key))))
+        self.chain = list(
+            accumulate((key for key, _, _ in self.segments), lambda link, key: hash((link, key)))
+        )
 
     @property
     def tokens(self) -> int:
@@ -53,7 +60,8 @@ class Model(Protocol):
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """A cache that reads the longest prefix of any earlier prompt, in whole units; the rest is plain input."""
+    """A cache that reads the longest prefix of any earlier prompt, in whole units; the rest is
+    plain input."""
 
     unit: int
     """Tokens."""
@@ -66,10 +74,12 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Breakpoints(msgspec.Struct, frozen=True):
-    """A cache that writes entries at a prompt's breakpoints, and looks for them there and at the blocks just before.
+    """A cache that writes entries at a prompt's breakpoints, and looks for them there and at the
+    blocks just before.
 
-    Prompts have two breakpoints, where agents and gateways put them: after the system message and at the end. `marks`:
-    they also have the proxy's own, before and behind what its newest event moved.
+    Prompts have two breakpoints, where agents and gateways put them: after the system message and
+    at the end. `marks`: they also have the proxy's own, before and behind what its newest event
+    moved.
     """
 
     read: float
@@ -132,33 +142,43 @@ class _BreakpointCache:
         return 0
 
 
-BREAKPOINTS, FREE_READS, NO_CACHE = "breakpoints", "16 x 0", "none"
+BREAKPOINTS = "breakpoints"
+FREE_READS = "16 x 0"
+NO_CACHE = "none"
 GPT_5_6 = "gpt-5.6"
 ANYWHERE = 1 << 30
 """A cache that looks for an entry at every block."""
 THIRD_MARK = "third mark"
-"""As `BREAKPOINTS`, with a third breakpoint and a fourth, both the proxy's own, where the client marks its caches."""
+"""As `BREAKPOINTS`, with a third breakpoint and a fourth, both the proxy's own, where the client
+marks its caches."""
 MODELS: dict[str, Model] = {
-    # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201): exact prefixes, of
-    # prompts from 1,024 tokens on, in steps of 128. A hit costs a half with GPT-4o and the o series, a quarter with
-    # GPT-4.1, a tenth from GPT-5 on (https://developers.openai.com/api/docs/pricing); writing costs nothing extra.
+    # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201):
+    # exact prefixes, of prompts from 1,024 tokens on, in steps of 128. A hit costs a half with
+    # GPT-4o and the o series, a quarter with GPT-4.1, a tenth from GPT-5 on
+    # (https://developers.openai.com/api/docs/pricing); writing costs nothing extra.
     "128 x 0.5": Prefix(128, 1024, 0.5),
     "128 x 0.25": Prefix(128, 1024, 0.25),
     "128 x 0.1": Prefix(128, 1024, 0.1),
-    # Anthropic (https://platform.claude.com/docs/en/build-with-claude/prompt-caching): entries at breakpoints only, 20
-    # blocks looked at from each; written for five minutes at 1.25, read at 0.1; from 1,024 tokens on (Sonnet 4.5).
+    # Anthropic (https://platform.claude.com/docs/en/build-with-claude/prompt-caching): entries at
+    # breakpoints only, 20 blocks looked at from each; written for five minutes at 1.25, read at
+    # 0.1; from 1,024 tokens on (Sonnet 4.5).
     BREAKPOINTS: Breakpoints(0.1, 1.25, 20, 1024),
-    # OpenAI from GPT-5.6 on (https://developers.openai.com/api/docs/guides/prompt-caching): one implicit breakpoint at
-    # the newest message, matched without a limit of blocks; written at 1.25, read at 0.1; from 1,024 tokens on.
+    # OpenAI from GPT-5.6 on (https://developers.openai.com/api/docs/guides/prompt-caching): one
+    # implicit breakpoint at the newest message, matched without a limit of blocks; written at 1.25,
+    # read at 0.1; from 1,024 tokens on.
     GPT_5_6: Breakpoints(0.1, 1.25, ANYWHERE, 1024),
-    # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014 where a miss is $0.14.
+    # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014
+    # where a miss is $0.14.
     "64 x 0.1": Prefix(64, 64, 0.1),
-    # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by default. There is no
-    # price list: a tenth, as for the others; and zero, for operators who only count prefilling.
+    # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by
+    # default. There is no price list: a tenth, as for the others; and zero, for operators who only
+    # count prefilling.
     "16 x 0.1": Prefix(16, 16, 0.1),
     FREE_READS: Prefix(16, 16, 0.0),
     NO_CACHE: Prefix(1, 1, 1.0),
 }
-"""By name: tokens of a unit x price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the scale."""
+"""By name: tokens of a unit x price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the
+scale."""
 PRICED: dict[str, Model] = {**MODELS, THIRD_MARK: Breakpoints(0.1, 1.25, 20, 1024, marks=True)}
-"""Every kind of cache that is priced; the tables of all strategies show `MODELS`, as only the proxy sets marks."""
+"""Every kind of cache that is priced; the tables of all strategies show `MODELS`, as only the proxy
+sets marks."""

@@ -1,4 +1,5 @@
-"""The common look of the benchmarks' charts: `with chart.saved(path, "Title") as axes: axes.plot(...)`."""
+"""The common look of the benchmarks' charts: `with chart.saved(path, "Title") as axes:
+axes.plot(...)`."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ DPI = 110
 
 @contextmanager
 def saved(path: Path, title: str, *, x: str = "", y: str = "") -> Iterator[Axes]:
-    """Axes to draw on, written to `path` (PNG) at the end. `x` and `y` name the axes, with their units."""
+    """Axes to draw on, written to `path` (PNG) at the end. `x` and `y` name the axes, with their
+    units."""
     from matplotlib.figure import Figure  # 0.8 s, which the tests of benchmarks do without
 
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # without pyplot, which needs a screen
+    # without pyplot, which needs a screen
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

@@ -1,9 +1,11 @@
-"""The cost of one request by its kind: CPU of the proxy's process, and operations and bytes of its Redis.
+"""The cost of one request by its kind: CPU of the proxy's process, and operations and bytes of its
+Redis.
 
     python -m bench.costs
 
-An agent's conversation under the default policy: every request brings one more tool result of 5.5 KB. CPU is user and
-system time of the process; operations and bytes come from Redis' own counters. Requests run one at a time.
+An agent's conversation under the default policy: every request brings one more tool result of 5.5
+KB. CPU is user and system time of the process; operations and bytes come from Redis' own counters.
+Requests run one at a time.
 """
 
 from __future__ import annotations
@@ -56,22 +58,35 @@ def messages(conversation: str, results: int) -> list[Json]:
     made: list[Json] = [{"role": "user", "content": f"Look into {conversation}."}]
     for number in range(results):
         call = {"name": "fetch", "arguments": json.dumps({"n": number})}
-        made.append({"role": "assistant", "tool_calls": [{"id": f"c{number}", "type": "function", "function": call}]})
-        lines = (f"{conversation} result {number} line {line}: {line * 7919 % 104729}\n" for line in range(180))
+        made.append(
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": f"c{number}", "type": "function", "function": call}],
+            }
+        )
+        lines = (
+            f"{conversation} result {number} line {line}: {line * 7919 % 104729}\n"
+            for line in range(180)
+        )
         made.append({"role": "tool", "tool_call_id": f"c{number}", "content": "".join(lines)})
     return made
 
 
 def model(request: Recorded) -> Any:
-    """Fetches the next result, as the next request's history says. In a conversation with "search" in its name it
-    searches before."""
+    """Fetches the next result, as the next request's history says. In a conversation with "search"
+    in its name it searches before."""
     if not request.is_chat:
         return whole({"object": "list", "data": []})
-    first, last = request.messages[0]["content"], request.messages[-1]
+    first = request.messages[0]["content"]
+    last = request.messages[-1]
     searched = str(last.get("tool_call_id", "")).startswith("ours")
     if "search" in first and "grep" in request.tool_names and not searched:
         return calls(("grep", {"pattern": "line 7:"}, f"ours{len(request.messages)}"))
-    fetched = [int(one["tool_call_id"][1:]) for one in request.messages if str(one.get("tool_call_id")).startswith("c")]
+    fetched = [
+        int(one["tool_call_id"][1:])
+        for one in request.messages
+        if str(one.get("tool_call_id")).startswith("c")
+    ]
     number = max(fetched, default=-1) + 1
     return calls(("fetch", {"n": number}, f"c{number}"))
 
@@ -99,13 +114,31 @@ def _kinds(proxy: Proxy, counters: Any) -> Iterator[Cost]:
             relay(0)
         chat("first", 1)  # loads the vocabulary
         yield _cost("relayed", proxy, counters, relay, range(200))
-        yield _cost("chat, nothing to do", proxy, counters, lambda n: chat(f"short {n // 6}", n % 6 + 1), range(120))
+        yield _cost(
+            "chat, nothing to do",
+            proxy,
+            counters,
+            lambda n: chat(f"short {n // 6}", n % 6 + 1),
+            range(120),
+        )
         for conversation in ("long", "search"):
             for results in range(20):
                 chat(conversation, results)
         yield _cost("offloaded", proxy, counters, lambda n: chat("long", n), range(20, 60))
-        yield _cost("offloaded, a round of our tools", proxy, counters, lambda n: chat("search", n), range(20, 60))
-        yield _cost("offloaded, never seen by this one", proxy, counters, lambda n: chat(f"new {n}", 40), range(30))
+        yield _cost(
+            "offloaded, a round of our tools",
+            proxy,
+            counters,
+            lambda n: chat("search", n),
+            range(20, 60),
+        )
+        yield _cost(
+            "offloaded, never seen by this one",
+            proxy,
+            counters,
+            lambda n: chat(f"new {n}", 40),
+            range(30),
+        )
 
 
 def _cost(kind: str, proxy: Proxy, counters: Any, ask: Any, numbers: range) -> Cost:
@@ -114,19 +147,23 @@ def _cost(kind: str, proxy: Proxy, counters: Any, ask: Any, numbers: range) -> C
         ask(number)
     time.sleep(SETTLE)
     cpu, operations, read, written = (
-        (after - earlier) / len(numbers) for after, earlier in zip(_now(proxy, counters), before, strict=True)
+        (after - earlier) / len(numbers)
+        for after, earlier in zip(_now(proxy, counters), before, strict=True)
     )
     return Cost(kind, cpu * 1000, operations, read, written)
 
 
 def _now(proxy: Proxy, counters: Any) -> tuple[float, float, float, float]:
-    """CPU seconds of the proxy; Redis' commands (the store's, not these reads), and its bytes out and in."""
+    """CPU seconds of the proxy; Redis' commands (the store's, not these reads), and its bytes out
+    and in."""
     assert proxy.process
     fields = Path(f"/proc/{proxy.process.pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     info = counters.info("all")
     commands = sum(
-        each["calls"] for name, each in info.items() if name in ("cmdstat_mget", "cmdstat_set", "cmdstat_pexpire")
+        each["calls"]
+        for name, each in info.items()
+        if name in ("cmdstat_mget", "cmdstat_set", "cmdstat_pexpire")
     )
     return cpu, commands, info["total_net_output_bytes"], info["total_net_input_bytes"]
 

@@ -1,7 +1,8 @@
-"""How long the dashboard's pages take with many requests recorded: `python -m bench.dashboard [ROWS]`.
+"""How long the dashboard's pages take with many requests recorded: `python -m bench.dashboard
+[ROWS]`.
 
-It fills a file with rows of made-up requests of many callers, and prints its size and the processor time that each page
-takes, its JSON included.
+It fills a file with rows of made-up requests of many callers, and prints its size and the processor
+time that each page takes, its JSON included.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 
 ROWS = 1_000_000
 BATCH = 500
-TENANTS, NAMESPACES, MODELS = 10, 1_000, 20
+TENANTS = 10
+NAMESPACES = 1_000
+MODELS = 20
 REQUESTS = 20
 """Requests of one session."""
 PERIOD = 30 * 86_400.0
@@ -66,15 +69,21 @@ def main(rows: int) -> None:
     since = time.time() - PERIOD
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.db"
-        file, seconds = Rows(path, Settings().dashboard_limit), 0.0
+        file = Rows(path, Settings().dashboard_limit)
+        seconds = 0.0
         for start in range(0, rows, BATCH):
-            batch = [recorded(number, since, rows) for number in range(start, min(start + BATCH, rows))]
+            batch = [
+                recorded(number, since, rows) for number in range(start, min(start + BATCH, rows))
+            ]
             seconds += _timed(partial(file.write, batch))
         print(f"{rows:,} rows, {1e6 * seconds / rows:.0f} µs each, in batches of {BATCH}")
         size = sum(one.stat().st_size for one in Path(folder).iterdir())
-        print(f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed")
+        print(
+            f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed"
+        )
         first = recorded(0, since, rows)
-        reader, mine = Reader(path), Reader(path, first.outcome.namespace)
+        reader = Reader(path)
+        mine = Reader(path, first.outcome.namespace)
         for name, page in pages(reader, mine, first).items():
             times = [_timed(lambda page=page: msgspec.json.encode(page())) for _ in range(TRIES)]  # type: ignore[misc]
             print(f"{name:22} {1000 * max(times):6.0f} ms, the slowest of {TRIES}")
@@ -94,7 +103,9 @@ def pages(reader: Reader, mine: Reader, first: Recorded) -> dict[str, Callable[[
         "live, latency": reader.latency,
         "live, what came": lambda: reader.requests(Wanted(after=newest - 20)),
         "savings": lambda: savings(reader, "month", time.time(), lambda tenant, model: None),
-        "savings, one caller": lambda: savings(mine, "month", time.time(), lambda tenant, model: None),
+        "savings, one caller": lambda: savings(
+            mine, "month", time.time(), lambda tenant, model: None
+        ),
         "sessions": reader.sessions,
         "sessions, one caller": mine.sessions,
         "session": lambda: reader.session(session),

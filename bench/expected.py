@@ -1,4 +1,5 @@
-"""The expectations on the proxy's overhead, and whether a run of `overhead` meets them. Ratios, or seconds."""
+"""The expectations on the proxy's overhead, and whether a run of `overhead` meets them. Ratios, or
+seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ UNTOUCHED = 0.8
 """The least share of the bare relay's request rate where the plan changes nothing."""
 MOVING = "proxy, moving"
 """The policy under which the proxy changes the request."""
-LARGE, FIRST = 0.005, 0.001
-"""Seconds above the bare relay: 1 MB warm, and a stream's first byte, both from a single connection."""
+LARGE = 0.005
+FIRST = 0.001
+"""Seconds above the bare relay: 1 MB warm, and a stream's first byte, both from a single
+connection."""
 LEAN = 3.0
 """How many times the requests of each competitor, except the leanest."""
 
@@ -46,11 +49,14 @@ def _lines(group: list[Finding]) -> Iterator[str]:
 def findings(point: Point, measured: Measured) -> Iterator[Finding]:
     bare = of(measured, BARE)
     for name in OURS:
-        ours, where = of(measured, name), f"{point}: {name}"
+        ours = of(measured, name)
+        where = f"{point}: {name}"
         if name != MOVING:
             yield _untouched(point, where, ours)
         if point.size is SIZES[-1] and point.connections == 1:
-            expected = f"{point.size.name} within {LARGE * 1000:g} ms of the bare relay, from 1 connection"
+            expected = (
+                f"{point.size.name} within {LARGE * 1000:g} ms of the bare relay, from 1 connection"
+            )
             yield _within(LARGE, expected, where, ours.p50 - bare.p50)
         if point.stream and point.connections == 1:
             expected = f"a stream's first byte within {FIRST * 1000:g} ms of the bare relay's, from 1 connection"
@@ -74,4 +80,6 @@ def _ahead(where: str, ours: Figures, others: Mapping[str, Figures]) -> Iterator
         shown = f"{where}: {times:.2f} times {competitor}"
         yield Finding("more requests/s than every competitor", times >= 1, shown)
         if competitor != leanest:
-            yield Finding(f"{LEAN:g} times those of all competitors but the leanest", times >= LEAN, shown)
+            yield Finding(
+                f"{LEAN:g} times those of all competitors but the leanest", times >= LEAN, shown
+            )

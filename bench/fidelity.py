@@ -1,15 +1,18 @@
-"""Whether the proxy loses anything that it moves: `python -m bench.fidelity [--transcripts DIR] [--png-dir DIR]`.
+"""Whether the proxy loses anything that it moves: `python -m bench.fidelity [--transcripts DIR]
+[--png-dir DIR]`.
 
-Recorded runs are replayed request by request through the proxy's own preparation, under the default policy. Snapshots
-are canned: they repeat nothing of the history that they replace, and exist from the next request on. Everything that
-was ever left out of a request is then looked up with the tools that the run's last request carries:
+Recorded runs are replayed request by request through the proxy's own preparation, under the default
+policy. Snapshots are canned: they repeat nothing of the history that they replace, and exist from
+the next request on. Everything that was ever left out of a request is then looked up with the tools
+that the run's last request carries:
 
 - *read back*: each file page by page, compared with the client's own text;
 - *found*: each number, path and identifier of the omitted text, by `grep`;
 - *visible*: the share of these facts that the last request itself still shows.
 
-If `make bench-competitors` has installed them, compaction-conformance-kit counts surviving facts (in the context alone,
-and together with text that can be read back) and ctxdiff counts broken prefixes: as many as the proxy should know of.
+If `make bench-competitors` has installed them, compaction-conformance-kit counts surviving facts
+(in the context alone, and together with text that can be read back) and ctxdiff counts broken
+prefixes: as many as the proxy should know of.
 """
 
 from __future__ import annotations
@@ -50,9 +53,11 @@ KINDS = {
 }
 _ELSEWHERE = re.compile(r"\(the whole text is in (\S+)\)")
 LONGEST = 300
-"""Characters of a path or identifier. Nobody would grep for a longer one, which is mostly base64."""
+"""Characters of a path or identifier. Nobody would grep for a longer one, which is mostly
+base64."""
 CANARIES = 200
-"""Canaries of a run for compaction-conformance-kit, chosen evenly among the facts: it scans all text for each."""
+"""Canaries of a run for compaction-conformance-kit, chosen evenly among the facts: it scans all
+text for each."""
 JUDGES = Path(__file__).parents[1] / ".competitors/fidelity/bin/python"
 
 Facts = dict[str, dict[str, str]]
@@ -77,7 +82,7 @@ class Found(msgspec.Struct, frozen=True):
     """The judges' verdict; None if they are not installed."""
 
 
-# -- asking the tools --------------------------------------------------------------------------------------------------
+# -- asking the tools ------------------------------------------------------------------------------
 
 
 class Reading:
@@ -87,7 +92,8 @@ class Reading:
         self._policy = ready.planned.policy
         self._names = ready.planned.names
         files = ready.files()
-        self._files, self._index = dict(files), files.index
+        self._files = dict(files)
+        self._index = files.index
         self.paths = list(files)
         self._tokens = tokens
 
@@ -114,7 +120,9 @@ class Reading:
     def finds(self, fact: str, path: str) -> bool:
         """Whether grep shows this fact when asked for its own text."""
         for pattern in (re.escape(fact), rf"(?-i){re.escape(fact)}"):
-            head, _, lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition("\n---\n")
+            head, _, lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition(
+                "\n---\n"
+            )
             if head.startswith("Found") and f'"{path}"' in head and fact in lines:
                 return True
         return False
@@ -123,8 +131,9 @@ class Reading:
 def homes(told: Texts, paths: Iterable[str], whole: Callable[[str], str]) -> Texts:
     """The promised texts by the files that must have them.
 
-    A snapshot's file holds what the snapshot took since the one before, and names the files of texts that had moved
-    earlier. So what the newest snapshot promises may be in the file of an earlier one, or in a result's.
+    A snapshot's file holds what the snapshot took since the one before, and names the files of
+    texts that had moved earlier. So what the newest snapshot promises may be in the file of an
+    earlier one, or in a result's.
     """
     groups = [path for path in paths if "/compressed_group_" in path]
     found: Texts = {}
@@ -132,8 +141,15 @@ def homes(told: Texts, paths: Iterable[str], whole: Callable[[str], str]) -> Tex
         for text in promised:
             home = path
             if path in groups and text not in whole(path):
-                others = [*groups, *(named for group in groups for named in _ELSEWHERE.findall(whole(group)))]
-                having = (one for one in others if text == whole(one) or (one in groups and text in whole(one)))
+                others = [
+                    *groups,
+                    *(named for group in groups for named in _ELSEWHERE.findall(whole(group))),
+                ]
+                having = (
+                    one
+                    for one in others
+                    if text == whole(one) or (one in groups and text in whole(one))
+                )
                 home = next(having, path)
             texts_of = found.setdefault(home, [])
             if text not in texts_of:
@@ -146,8 +162,13 @@ def unread(told: Texts, whole: Callable[[str], str]) -> list[str]:
     lost = []
     for path, promised in told.items():
         found = whole(path)
-        # A result's file is exactly the result. A snapshot's file has a header line before each message.
-        missing = [text for text in promised if (text not in found if "/compressed_group_" in path else text != found)]
+        # A result's file is exactly the result. A snapshot's file has a header line before each
+        # message.
+        missing = [
+            text
+            for text in promised
+            if (text not in found if "/compressed_group_" in path else text != found)
+        ]
         lost += [f"{path}: {text[:60]!r} …, {len(text)} characters" for text in missing]
     return lost
 
@@ -178,20 +199,24 @@ def visible(known: Facts, text: str) -> dict[str, float]:
     }
 
 
-# -- the judges ------------------------------------------------------------------------------------------------------
+# -- the judges ------------------------------------------------------------------------------------
 
 Judge = Callable[[Json], Json | None]
 
 
 @contextmanager
 def judges() -> Iterator[Judge]:
-    """A function that has `judges.py` judge a run. It returns None if the judges are not installed."""
+    """A function that has `judges.py` judge a run. It returns None if the judges are not
+    installed."""
     if not JUDGES.exists():
         yield lambda _: None
         return
     command = [JUDGES, Path(__file__).with_name("judges.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        asked, answered = process.stdin, process.stdout
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        asked = process.stdin
+        answered = process.stdout
         assert asked and answered
 
         def judge(run: Json) -> Json:
@@ -220,7 +245,7 @@ def _text(message: Json) -> str:
     return "\n".join(text for _, text in CHAT.texts(json.dumps(message).encode()))
 
 
-# -- one run, all runs -------------------------------------------------------------------------------------------------
+# -- one run, all runs -----------------------------------------------------------------------------
 
 
 def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
@@ -242,12 +267,21 @@ def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
         id=run.id,
         requests=len(sent.bodies),
         files=len(told),
-        moved=sum(len(text.encode()) for text in {text for promised in told.values() for text in promised}),
+        moved=sum(
+            len(text.encode()) for text in {text for promised in told.values() for text in promised}
+        ),
         facts={kind: len(found) for kind, found in known.items()},
         visible=visible(known, last),
         lost=lost,
         changes=sent.changes,
-        verdict=judge({"canaries": canaries(known, asked), "visible": last, "stored": stored, "bodies": bodies}),
+        verdict=judge(
+            {
+                "canaries": canaries(known, asked),
+                "visible": last,
+                "stored": stored,
+                "bodies": bodies,
+            }
+        ),
     )
 
 
@@ -270,11 +304,13 @@ def examine(runs: Iterable[Run]) -> Iterator[Found]:
                     yield found
 
 
-# -- table and chart ---------------------------------------------------------------------------------------------------
+# -- table and chart -------------------------------------------------------------------------------
 
 
 def table(results: Sequence[Found]) -> str:
-    facts_in_all = ", ".join(f"{sum(one.facts[kind] for one in results):,} {kind}" for kind in KINDS)
+    facts_in_all = ", ".join(
+        f"{sum(one.facts[kind] for one in results):,} {kind}" for kind in KINDS
+    )
     lines = [
         f"{len(results)} runs of which anything was moved, {sum(one.requests for one in results):,} requests",
         f"left out of the last requests, or of one before: {sum(one.moved for one in results):,} bytes in "
@@ -283,7 +319,12 @@ def table(results: Sequence[Found]) -> str:
         f"{'':66}{'median':>9}{'worst':>9}",
     ]
     for kind in KINDS:
-        lines.append(_row(f"{kind} of it that the last request still shows", [one.visible[kind] for one in results]))
+        lines.append(
+            _row(
+                f"{kind} of it that the last request still shows",
+                [one.visible[kind] for one in results],
+            )
+        )
     lines += _verdicts(results)
     lost = [fault for one in results for fault in (f"{one.id}: {fault}" for fault in one.lost)]
     return "\n".join([*lines, "", f"lost: {len(lost) or 'nothing'}", *lost[:20]])
@@ -292,7 +333,9 @@ def table(results: Sequence[Found]) -> str:
 def _verdicts(results: Sequence[Found]) -> list[str]:
     judged = [(one, one.verdict) for one in results if one.verdict]
     if not judged:
-        return [f"compaction-conformance-kit and ctxdiff left out: {JUDGES} is not there (`make bench-competitors`)"]
+        return [
+            f"compaction-conformance-kit and ctxdiff left out: {JUDGES} is not there (`make bench-competitors`)"
+        ]
     lines = []
     for seen, said in (("visible", "visible"), ("both", "visible and stored")):
         for kind in sorted({kind for _, verdict in judged for kind in verdict[seen]}):
@@ -312,7 +355,9 @@ def _row(name: str, shares: Sequence[float]) -> str:
 
 
 def draw(path: Path, results: Sequence[Found]) -> None:
-    title = "What the last request shows of what was moved out of it; grep and read_file give all of it"
+    title = (
+        "What the last request shows of what was moved out of it; grep and read_file give all of it"
+    )
     with chart.saved(path, title, x="share of the runs", y="share that is visible") as axes:
         places = [place / len(results) for place in range(1, len(results) + 1)]
         for kind in KINDS:
@@ -321,10 +366,18 @@ def draw(path: Path, results: Sequence[Found]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
-    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
-    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
+    )
+    parser.add_argument(
+        "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
+    )
     parser.add_argument("--png-dir", type=Path, help="the folder to draw a chart to")
     options = parser.parse_args()
     if absence(options.transcripts):

@@ -40,7 +40,8 @@ class Point:
 class Figures:
     """One system at one point. Times are seconds; `cpu` is processor time per request.
 
-    `share` is the rate divided by the bare relay's in the same turn, because a noisy machine slows both.
+    `share` is the rate divided by the bare relay's in the same turn, because a noisy machine slows
+    both.
     """
 
     rate: float
@@ -74,13 +75,26 @@ def of(measured: Measured, name: str) -> Figures:
 def competitors(measured: Measured) -> dict[str, Figures]:
     """The figures of all systems but the proxy and the baselines."""
     others = {*BASELINES, *OURS}
-    return {name: one for name, one in measured.items() if name not in others and isinstance(one, Figures)}
+    return {
+        name: one
+        for name, one in measured.items()
+        if name not in others and isinstance(one, Figures)
+    }
 
 
 def points(words: Sequence[str] = ()) -> list[Point]:
     """All points, or those with one of the words in the name of size, way or connections."""
-    found = [Point(size, stream, many) for size in SIZES for stream in (False, True) for many in CONNECTIONS]
-    for feature in (lambda point: point.size.name, lambda point: point.way, lambda point: point.crowd):
+    found = [
+        Point(size, stream, many)
+        for size in SIZES
+        for stream in (False, True)
+        for many in CONNECTIONS
+    ]
+    for feature in (
+        lambda point: point.size.name,
+        lambda point: point.way,
+        lambda point: point.crowd,
+    ):
         chosen = chosen_of(map(feature, found), words)
         found = [point for point in found if feature(point) in chosen]
     return found

@@ -1,11 +1,13 @@
-"""How long one tenant's requests take while many callers of another tenant send histories that are new.
+"""How long one tenant's requests take while many callers of another tenant send histories that are
+new.
 
     python -m bench.flood [CALLERS]
 
-Each caller sends one history of 327 KB; all of its results move, so that some 80 originals are written for each.
-Another tenant continues a conversation with hidden rounds meanwhile. It prints median, 99th percentile and longest of
-that tenant's turns, without and with the flood, and what the store did not do in time: a `get` there can change a
-prefix, a `put` is an original that was not kept.
+Each caller sends one history of 327 KB; all of its results move, so that some 80 originals are
+written for each. Another tenant continues a conversation with hidden rounds meanwhile. It prints
+median, 99th percentile and longest of that tenant's turns, without and with the flood, and what the
+store did not do in time: a `get` there can change a prefix, a `put` is an original that was not
+kept.
 """
 
 from __future__ import annotations
@@ -37,17 +39,27 @@ def history(name: str, results: int, size: int) -> list[Json]:
     """Return a conversation with so many results of so many characters."""
     messages: list[Json] = [{"role": "user", "content": f"Fetch {name}."}]
     for number in range(results):
-        call = {"id": f"k{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+        call = {
+            "id": f"k{number}",
+            "type": "function",
+            "function": {"name": "fetch", "arguments": "{}"},
+        }
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         line = f"{name} {number}: nothing of interest\n"
         content = f"the code is {number}\n" + line * (size // len(line))
         messages.append({"role": "tool", "tool_call_id": f"k{number}", "content": content})
-    return [*messages, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "What is the code?"}]
+    return [
+        *messages,
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "What is the code?"},
+    ]
 
 
 def answer(request: Recorded) -> Message:
     """Search the first text that was moved, then answer."""
-    if request.messages[-1]["role"] == "user" and (found := re.search(rb"stored in (/[^\s;)]+)", request.body)):
+    if request.messages[-1]["role"] == "user" and (
+        found := re.search(rb"stored in (/[^\s;)]+)", request.body)
+    ):
         return calls(("grep", {"pattern": "code is", "path": found[1].decode()}))
     return text("It is 0.")
 
@@ -56,13 +68,16 @@ async def ask(client: httpx.AsyncClient, key: str, messages: list[Json]) -> tupl
     """Return the seconds that a request took, and the message of its reply."""
     began = time.perf_counter()
     body = {"model": "m", "messages": messages, "tools": [TOOL]}
-    reply = await client.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
+    reply = await client.post(
+        "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+    )
     return time.perf_counter() - began, reply.raise_for_status().json()["choices"][0]["message"]
 
 
 async def talk(client: httpx.AsyncClient, name: str, until: asyncio.Event) -> list[float]:
     """Continue a conversation until the event is set. Returns the seconds of its turns."""
-    messages, taken = history(name, 4, 3_000), []
+    messages = history(name, 4, 3_000)
+    taken = []
     while not until.is_set():
         seconds, said = await ask(client, KEY, messages)
         taken.append(seconds)
@@ -86,7 +101,11 @@ async def measure(root: str, flood: Connection) -> None:
         until.set()
         show("in the flood", await flooded)
         page = (await client.get("/metrics")).raise_for_status().text
-        print("\n".join(line for line in page.splitlines() if line.startswith("offload_store_errors_total")))
+        print(
+            "\n".join(
+                line for line in page.splitlines() if line.startswith("offload_store_errors_total")
+            )
+        )
 
 
 async def send(root: str, callers: int) -> None:
@@ -103,7 +122,8 @@ async def send(root: str, callers: int) -> None:
 
 
 def flooding(pipe: Connection, callers: int) -> None:
-    """Run the flood with its upstream, in a process of its own: that it keeps its clients busy is no figure of ours."""
+    """Run the flood with its upstream, in a process of its own: that it keeps its clients busy is
+    no figure of ours."""
     with StrictUpstream() as up:
         up.respond(answer)
         pipe.send(up.url)
@@ -115,7 +135,9 @@ def show(name: str, taken: list[float]) -> None:
     """Print a row: median, 99th percentile and longest."""
     ordered = sorted(taken)
     figures = [ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)], ordered[-1]]
-    print(f"{name}: {len(taken)} turns,", ", ".join(f"{seconds * 1e3:.0f} ms" for seconds in figures))
+    print(
+        f"{name}: {len(taken)} turns,", ", ".join(f"{seconds * 1e3:.0f} ms" for seconds in figures)
+    )
 
 
 def main(callers: int) -> None:
@@ -126,7 +148,10 @@ def main(callers: int) -> None:
     flood.start()
     with StrictUpstream() as up:
         up.respond(answer)
-        policies = {"default": tight(ours.recv()), "other": {**tight(up.url), "tenant": "other", "api_keys": [key]}}
+        policies = {
+            "default": tight(ours.recv()),
+            "other": {**tight(up.url), "tenant": "other", "api_keys": [key]},
+        }
         with spawned(policies) as proxy:
             asyncio.run(measure(proxy.root, ours))
 

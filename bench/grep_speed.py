@@ -1,9 +1,11 @@
-"""The speed of `/grep` over a caller's stored files: `python -m bench.grep_speed [--smoke] [--png FILE]`.
+"""The speed of `/grep` over a caller's stored files: `python -m bench.grep_speed [--smoke] [--png
+FILE]`.
 
-1,000 files of 100 KB are stored as results of offloaded histories. Then the proxy searches all of them for each
-pattern, in turns with ripgrep (if installed), which searches the same texts in a directory and also ignores case. While
-the proxy searches, another connection keeps asking for `/health`, to measure for how long the event loop was blocked.
-The table shows medians, except for the longest wait of all runs.
+1,000 files of 100 KB are stored as results of offloaded histories. Then the proxy searches all of
+them for each pattern, in turns with ripgrep (if installed), which searches the same texts in a
+directory and also ignores case. While the proxy searches, another connection keeps asking for
+`/health`, to measure for how long the event loop was blocked. The table shows medians, except for
+the longest wait of all runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ HEADERS = {"authorization": "Bearer bench", "content-type": "application/json"}
 
 
 class Search(NamedTuple):
-    """One search by the proxy: seconds, matches, and the seconds that each `/health` took meanwhile."""
+    """One search by the proxy: seconds, matches, and the seconds that each `/health` took
+    meanwhile."""
 
     seconds: float
     matches: int
@@ -51,7 +54,8 @@ class Search(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The figures of one pattern: seconds are medians of the runs; `ripgrep` is None if it is not installed."""
+    """The figures of one pattern: seconds are medians of the runs; `ripgrep` is None if it is not
+    installed."""
 
     name: str
     matches: int
@@ -74,9 +78,13 @@ class Figures(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.grep_speed")
     parser.add_argument("--files", type=int, default=1_000, help="of 100 KB each [1000]")
-    parser.add_argument("--runs", type=int, default=5, help="of each pattern, after one that is not counted [5]")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="of each pattern, after one that is not counted [5]"
+    )
     parser.add_argument("--png", type=Path, help="the file to draw a chart to")
-    parser.add_argument("--smoke", action="store_true", help="a quick check that it works: takes seconds")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a quick check that it works: takes seconds"
+    )
     options = parser.parse_args()
     figures = run(50, 2) if options.smoke else run(options.files, options.runs)
     print(table(figures))
@@ -102,9 +110,9 @@ def run(files: int, runs: int) -> Figures:
 def table(figures: Figures) -> str:
     """The printed table."""
     head = f"{figures.files} files, {figures.megabytes:.0f} MB, stored in {figures.stored:.1f} s"
-    columns = (
-        f"{'':16}{'matches':>9}{'seconds':>9}{'MB/s':>8}{'rg s':>8}{'ratio':>7}{'/health p50 ms':>16}{'longest':>9}"
-    )
+    speeds = f"{'matches':>9}{'seconds':>9}{'MB/s':>8}{'rg s':>8}{'ratio':>7}"
+    waits = f"{'/health p50 ms':>16}{'longest':>9}"
+    columns = f"{'':16}{speeds}{waits}"
     idle = f"{'no search':16}{'':41}{_waits(figures.idle)}"
     lines = [head, columns, idle, *(_shown(row, figures.megabytes) for row in figures.rows)]
     if any(row.ripgrep is None for row in figures.rows):
@@ -113,7 +121,11 @@ def table(figures: Figures) -> str:
 
 
 def _shown(row: Row, megabytes: float) -> str:
-    beside = f"{row.ripgrep:8.3f}{row.seconds / row.ripgrep:7.1f}" if row.ripgrep else f"{'-':>8}{'-':>7}"
+    beside = (
+        f"{row.ripgrep:8.3f}{row.seconds / row.ripgrep:7.1f}"
+        if row.ripgrep
+        else f"{'-':>8}{'-':>7}"
+    )
     speed = f"{row.seconds:9.3f}{megabytes / row.seconds:8.0f}"
     return f"{row.name:16}{row.matches:9}{speed}{beside}{_waits(row.waits)}"
 
@@ -128,7 +140,10 @@ def draw(path: Path, figures: Figures) -> None:
     title = f"/grep over {figures.files:,} files, {figures.megabytes:.0f} MB"
     with chart.saved(path, title, y="seconds") as axes:
         axes.bar(
-            [place - 0.2 for place in places], [row.seconds for row in figures.rows], 0.4, label="/grep, over HTTP"
+            [place - 0.2 for place in places],
+            [row.seconds for row in figures.rows],
+            0.4,
+            label="/grep, over HTTP",
         )
         yardstick = [row.ripgrep or 0 for row in figures.rows]
         if any(yardstick):
@@ -148,14 +163,23 @@ def contents(files: int) -> list[str]:
 
 
 def _line(chance: random.Random) -> str:
-    words = " ".join("".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(10))
-    kind = chance.choices(["info", "common", "error 17: connection refused", "QXZV-204518"], [989, 8, 1, 2])[0]
+    words = " ".join(
+        "".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(10)
+    )
+    kind = chance.choices(
+        ["info", "common", "error 17: connection refused", "QXZV-204518"], [989, 8, 1, 2]
+    )[0]
     return f"2026-01-{chance.randint(10, 28)} {kind} {words}"
 
 
 def _put(proxy: Proxy, texts: list[str]) -> None:
     """Store texts through the API, as results of histories that are offloaded."""
-    tight = {"store_dir": "/bench", "max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
+    tight = {
+        "store_dir": "/bench",
+        "max_total_tokens": 0,
+        "max_tool_message_tokens": 0,
+        "keep_recent_count": 0,
+    }
     for start in range(0, len(texts), FILES_A_CALL):
         messages = [
             message
@@ -167,21 +191,29 @@ def _put(proxy: Proxy, texts: list[str]) -> None:
 
 
 def _step(number: int, text: str) -> Iterator[dict[str, object]]:
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    call = {
+        "id": f"call_{number}",
+        "type": "function",
+        "function": {"name": "read", "arguments": "{}"},
+    }
     yield {"role": "assistant", "content": None, "tool_calls": [call]}
     yield {"role": "tool", "tool_call_id": call["id"], "content": text}
 
 
 def _row(proxy: Proxy, folder: Path, name: str, runs: int) -> Row:
-    """Both search in turns, so that other load on the machine affects both; the first turn does not count."""
-    searches, yardstick = [], []
+    """Both search in turns, so that other load on the machine affects both; the first turn does not
+    count."""
+    searches = []
+    yardstick = []
     for _ in range(runs + 1):
         searches.append(_search(proxy, PATTERNS[name]))
         yardstick.append(_ripgrep(PATTERNS[name], folder, searches[0].matches))
     seconds = statistics.median(search.seconds for search in searches[1:])
     counted = [taken for taken in yardstick[1:] if taken is not None]
     waits = [wait for search in searches[1:] for wait in search.waits]
-    return Row(name, searches[0].matches, seconds, statistics.median(counted) if counted else None, waits)
+    return Row(
+        name, searches[0].matches, seconds, statistics.median(counted) if counted else None, waits
+    )
 
 
 def _search(proxy: Proxy, pattern: str) -> Search:
@@ -226,11 +258,20 @@ def _polled(proxy: Proxy) -> Iterator[list[float]]:
 
 
 def _ripgrep(pattern: str, folder: Path, matches: int) -> float | None:
-    """Seconds of a search, start-up included; None if not installed. Checks that it finds as many matches."""
+    """Seconds of a search, start-up included; None if not installed. Checks that it finds as many
+    matches."""
     program = shutil.which("rg")
     if program is None:
         return None
-    command = [program, "--no-config", "--ignore-case", "--line-number", "--regexp", pattern, str(folder)]
+    command = [
+        program,
+        "--no-config",
+        "--ignore-case",
+        "--line-number",
+        "--regexp",
+        pattern,
+        str(folder),
+    ]
     begun = time.perf_counter()
     done = subprocess.run(command, capture_output=True, check=False)
     taken = time.perf_counter() - begun

@@ -1,9 +1,10 @@
 """The time that the proxy adds to a request with a long history: `python -m bench.history`.
 
-A history of 1 MB in 1,000 messages is sent directly, through the bare relay, and through the proxy: *cold* (a different
-history each time, so that every message is decoded and counted) and *warm* (the same history again). *Planning* changes
-nothing in the end, *moving* takes out nearly all of it. During cold requests, small ones measure for how long the event
-loop is blocked. The table shows medians. `overhead` measures how many warm requests the proxy serves per second.
+A history of 1 MB in 1,000 messages is sent directly, through the bare relay, and through the proxy:
+*cold* (a different history each time, so that every message is decoded and counted) and *warm* (the
+same history again). *Planning* changes nothing in the end, *moving* takes out nearly all of it.
+During cold requests, small ones measure for how long the event loop is blocked. The table shows
+medians. `overhead` measures how many warm requests the proxy serves per second.
 """
 
 from __future__ import annotations
@@ -33,24 +34,35 @@ def main() -> int:
     runs, size = (2, Size("50 KB", 50, 285)) if options.smoke else (options.runs, SIZES[-1])
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
-        relays = {"bare relay": bare, **{name: proxy(offload) for name, offload in POLICIES.items()}}
+        relays = {
+            "bare relay": bare,
+            **{name: proxy(offload) for name, offload in POLICIES.items()},
+        }
         asyncio.run(_measure(start(running, folder, relays), runs, size))
     return 0
 
 
 async def _measure(relays: list[System], runs: int, size: Size) -> None:
-    print(f"{'':18}{'warm ms':>9}{'cold ms':>9}{'added warm':>12}{'added cold':>12}{'loop held ms':>14}")
+    print(
+        f"{'':18}{'warm ms':>9}{'cold ms':>9}{'added warm':>12}{'added cold':>12}{'loop held ms':>14}"
+    )
     figures = {relay.name: await _one(relay, runs, size) for relay in relays}
     bare = figures["bare relay"]
     for name, (warm, cold, held) in figures.items():
-        print(f"{name:18}{warm:9.1f}{cold:9.1f}{warm - bare[0]:12.1f}{cold - bare[1]:12.1f}{held:14.1f}")
+        print(
+            f"{name:18}{warm:9.1f}{cold:9.1f}{warm - bare[0]:12.1f}{cold - bare[1]:12.1f}{held:14.1f}"
+        )
 
 
 async def _one(relay: System, runs: int, size: Size) -> tuple[float, float, float]:
-    """Median milliseconds: warm, cold, and the longest wait of a small request during a cold one."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{relay.port}/v1", timeout=60) as client:
+    """Median milliseconds: warm, cold, and the longest wait of a small request during a cold
+    one."""
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{relay.port}/v1", timeout=60
+    ) as client:
         await _post(client, body(SMALL, stream=False))
-        cold, held = [], []
+        cold = []
+        held = []
         for seed in range(runs):
             asked = body(size, stream=False, seed=seed + 1)
             large = asyncio.create_task(_post(client, asked))
@@ -63,7 +75,8 @@ async def _one(relay: System, runs: int, size: Size) -> tuple[float, float, floa
 
 async def _at_rest(relay: System) -> None:
     """Wait until background work, such as writing originals, has ended."""
-    used, before = relay.cpu(), -1.0
+    used = relay.cpu()
+    before = -1.0
     while used > before + 0.02:
         before = used
         await asyncio.sleep(0.5)
@@ -71,7 +84,8 @@ async def _at_rest(relay: System) -> None:
 
 
 async def _longest_wait(client: httpx.AsyncClient, task: asyncio.Task[float]) -> float:
-    small, longest = body(SMALL, stream=False), 0.0
+    small = body(SMALL, stream=False)
+    longest = 0.0
     while not task.done():
         longest = max(longest, await _post(client, small))
         await asyncio.sleep(0.001)
@@ -80,7 +94,9 @@ async def _longest_wait(client: httpx.AsyncClient, task: asyncio.Task[float]) ->
 
 async def _post(client: httpx.AsyncClient, body: bytes) -> float:
     begun = time.perf_counter()
-    reply = await client.post("/chat/completions", content=body, headers={"content-type": "application/json"})
+    reply = await client.post(
+        "/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
     assert reply.status_code == 200, reply.text[:300]
     return (time.perf_counter() - begun) * 1000
 

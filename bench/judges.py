@@ -2,10 +2,11 @@
 
     .competitors/fidelity/bin/python bench/judges.py < RUNS
 
-A run is one line of JSON: `canaries`, as compaction-conformance-kit wants them; `visible`, the text of the last
-request; `stored`, the text that its tools can read back; `bodies`, of all its requests. The answer is one line too:
-`visible` and `both`, the share of each type of canary that survived in the context alone and together with stored
-text; `breaks`, how many requests broke the prefix of the one before, according to ctxdiff.
+A run is one line of JSON: `canaries`, as compaction-conformance-kit wants them; `visible`, the text
+of the last request; `stored`, the text that its tools can read back; `bodies`, of all its requests.
+The answer is one line too: `visible` and `both`, the share of each type of canary that survived in
+the context alone and together with stored text; `breaks`, how many requests broke the prefix of the
+one before, according to ctxdiff.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ Json = dict[str, Any]
 
 
 class Client:
-    """A stand-in for the SDK's client for ctxdiff to wrap. It answers nothing: the requests were sent earlier."""
+    """A stand-in for the SDK's client for ctxdiff to wrap. It answers nothing: the requests were
+    sent earlier."""
 
     __module__ = "openai"
 
     def __init__(self) -> None:
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=lambda **_: SimpleNamespace(usage=None)))
+        self.chat = SimpleNamespace(
+            completions=SimpleNamespace(create=lambda **_: SimpleNamespace(usage=None))
+        )
 
 
 def survived(canaries: Path, text: str) -> dict[str, float]:
@@ -47,7 +51,9 @@ def breaks(bodies: Sequence[Json], folder: Path) -> int:
     tracer = trace.init("fidelity", path=str(folder / "run.ctrace"))
     client: Any = tracer.wrap(Client())
     for body in bodies:
-        client.chat.completions.create(model=body["model"], messages=body["messages"], tools=body.get("tools") or [])
+        client.chat.completions.create(
+            model=body["model"], messages=body["messages"], tools=body.get("tools") or []
+        )
     tracer.close()
     recorded = CTrace.open(str(folder / "run.ctrace"))
     try:
@@ -69,7 +75,8 @@ def judged(run: Json) -> Json:
 
 
 def main() -> None:
-    # ctxdiff would fetch an encoding to count tokens. Without one it estimates them and finds the same breaks.
+    # ctxdiff would fetch an encoding to count tokens. Without one it estimates them and finds the
+    # same breaks.
     sys.modules["tiktoken"] = None  # type: ignore[assignment]
     logging.getLogger("ctxdiff").setLevel(logging.ERROR)
     for line in sys.stdin:

@@ -1,13 +1,16 @@
-"""Whether one caller can stop the others: `python -m bench.liveness [--only NAME ...] [--check] [--smoke]`.
+"""Whether one caller can stop the others: `python -m bench.liveness [--only NAME ...] [--check]
+[--smoke]`.
 
-Each attack is made on a proxy of its own (a process, two tenants, an upstream that is a process as well). While its
-requests are under way, a third process asks for /health and for a tiny chat of another tenant every 5 ms, and every
-50 ms for one of 20 KB, which has to be read in a thread, each on a connection of its own. A row is an attack: what it
-was answered, the 99th percentile of each latency, and the CPU time and the peak memory of the server. A request that
-waits hides those that would have been asked meanwhile, so each latency counts as all of those too (HdrHistogram's
+Each attack is made on a proxy of its own (a process, two tenants, an upstream that is a process as
+well). While its requests are under way, a third process asks for /health and for a tiny chat of
+another tenant every 5 ms, and every 50 ms for one of 20 KB, which has to be read in a thread, each
+on a connection of its own. A row is an attack: what it was answered, the 99th percentile of each
+latency, and the CPU time and the peak memory of the server. A request that waits hides those that
+would have been asked meanwhile, so each latency counts as all of those too (HdrHistogram's
 correction of coordinated omission). The row "nothing" is the baseline.
 
-It measures and judges nothing by its exit code, unless --check is given: 1 where a row misses the bounds.
+It measures and judges nothing by its exit code, unless --check is given: 1 where a row misses the
+bounds.
 """
 
 from __future__ import annotations
@@ -40,12 +43,16 @@ from tests.serving import Proxy, spawned
 from tests.wire import read_message
 
 MIB = 1 << 20
-HEALTH, CHAT = 0.1, 0.25
+HEALTH = 0.1
+CHAT = 0.25
 """Seconds: the bounds for the 99th percentile of /health and of another tenant's small chat."""
 INTERVAL = 0.005
 LEAST = 1.0
 """Seconds that are watched at least, however soon an attack is over."""
-ATTACKER, VICTIM, STRANGER, WRONG = "attacker-key", "victim-key", "a-strangers-key", "wrong-key"
+ATTACKER = "attacker-key"
+VICTIM = "victim-key"
+STRANGER = "a-strangers-key"
+WRONG = "wrong-key"
 TICK = os.sysconf("SC_CLK_TCK")
 
 Request = Iterable[bytes]
@@ -100,25 +107,40 @@ def history(results: Sequence[str], model: str = "m", **members: Any) -> bytes:
     """An agent's: a call and its result, then a user who goes on."""
     messages: list[Any] = [{"role": "user", "content": "Fetch the logs."}]
     for number, result in enumerate(results):
-        call = {"id": f"call_{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+        call = {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "fetch", "arguments": "{}"},
+        }
         messages += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": result},
         ]
-    messages += [{"role": "assistant", "content": "I have them."}, {"role": "user", "content": "And now?"}]
+    messages += [
+        {"role": "assistant", "content": "I have them."},
+        {"role": "user", "content": "And now?"},
+    ]
     tool = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
     return json.dumps({"model": model, "messages": messages, "tools": [tool], **members}).encode()
 
 
 def lines(size: int) -> str:
     """Text of about so many characters, no two lines alike."""
-    return "".join(f"line {number}: the monument is number {number * 7919 % 104729}\n" for number in range(size // 44))
+    return "".join(
+        f"line {number}: the monument is number {number * 7919 % 104729}\n"
+        for number in range(size // 44)
+    )
 
 
 def conversation(size: int, model: str) -> bytes:
     """Nothing that could be moved, only summarised."""
-    turns = [{"role": ("user", "assistant")[n % 2], "content": f"{n} {lines(2_000)}"} for n in range(size // 2_000)]
-    return json.dumps({"model": model, "messages": [*turns, {"role": "user", "content": "And now?"}]}).encode()
+    turns = [
+        {"role": ("user", "assistant")[n % 2], "content": f"{n} {lines(2_000)}"}
+        for n in range(size // 2_000)
+    ]
+    return json.dumps(
+        {"model": model, "messages": [*turns, {"role": "user", "content": "And now?"}]}
+    ).encode()
 
 
 def unfinished(number: int, size: int) -> Iterator[bytes]:
@@ -133,7 +155,9 @@ def unfinished(number: int, size: int) -> Iterator[bytes]:
 def headers(count: int, size: int) -> Iterator[bytes]:
     yield b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     for start in range(0, count, 1_000):
-        yield b"".join(b"X-%d: %b\r\n" % (n, b"y" * size) for n in range(start, min(start + 1_000, count)))
+        yield b"".join(
+            b"X-%d: %b\r\n" % (n, b"y" * size) for n in range(start, min(start + 1_000, count))
+        )
     yield b"\r\n"
 
 
@@ -143,7 +167,9 @@ def headers(count: int, size: int) -> Iterator[bytes]:
 def _stored(proxy: Proxy) -> None:
     """60,000 files: one through the front door, the others as links to its record."""
     limits = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
-    body = json.dumps({"messages": json.loads(history([lines(400)]))["messages"], "store_dir": "/s", **limits}).encode()
+    body = json.dumps(
+        {"messages": json.loads(history([lines(400)]))["messages"], "store_dir": "/s", **limits}
+    ).encode()
     asyncio.run(_sent(proxy.port, [post("/context_compact", body, ATTACKER)], 30))
     [record] = [path for path in proxy.stored() if path.parent.name == "files"]
     for number in range(60_000):
@@ -163,13 +189,31 @@ COMPRESSED = {
 BIG = 400_000
 """Characters of the histories with which a reply attacks."""
 REPLYING = {
-    "12 greps of 9 nested runs in one reply": ("grep", lambda: history([lines(2 * MIB)] * 4, "grep")),
-    "grep of x* in one line of 15 MB": ("grep-empty", lambda: history([" " * 15_000_000], "grep-empty")),
-    "16 reads of a 20 MB result in one reply": ("read", lambda: history([lines(20_000_000)], "read")),
-    "tool call in 16,000 pieces with its name": ("pieces", lambda: history([lines(BIG)], "pieces", stream=True)),
-    "the same without an index": ("pieces-loose", lambda: history([lines(BIG)], "pieces-loose", stream=True)),
+    "12 greps of 9 nested runs in one reply": (
+        "grep",
+        lambda: history([lines(2 * MIB)] * 4, "grep"),
+    ),
+    "grep of x* in one line of 15 MB": (
+        "grep-empty",
+        lambda: history([" " * 15_000_000], "grep-empty"),
+    ),
+    "16 reads of a 20 MB result in one reply": (
+        "read",
+        lambda: history([lines(20_000_000)], "read"),
+    ),
+    "tool call in 16,000 pieces with its name": (
+        "pieces",
+        lambda: history([lines(BIG)], "pieces", stream=True),
+    ),
+    "the same without an index": (
+        "pieces-loose",
+        lambda: history([lines(BIG)], "pieces-loose", stream=True),
+    ),
     "summary: <think> 8,000 times": ("summary-think", lambda: conversation(BIG, "summary-think")),
-    "summary: <state_snapshot> 20,000 times": ("summary-snapshots", lambda: conversation(BIG, "summary-snapshots")),
+    "summary: <state_snapshot> 20,000 times": (
+        "summary-snapshots",
+        lambda: conversation(BIG, "summary-snapshots"),
+    ),
     "summary: 200,000 <": ("summary-angles", lambda: conversation(BIG, "summary-angles")),
     "summary in a window of 8,192": ("summary", lambda: conversation(BIG, "summary")),
 }
@@ -186,19 +230,40 @@ ATTACKS: tuple[Attack, ...] = (
         for name, how in COMPRESSED.items()
     ),
     *(
-        Attack(f"reply: {name}{way}", _replied(f"reply-{name}{way}", stream=bool(way)), model=f"reply-{name}{way}")
+        Attack(
+            f"reply: {name}{way}",
+            _replied(f"reply-{name}{way}", stream=bool(way)),
+            model=f"reply-{name}{way}",
+        )
         for name in CODINGS
         for way in ("", "-streamed")
     ),
     Attack(
         "8 x 2 MB to /context_offload, wrong key",
-        lambda: [post("/context_offload", gzip.compress(b"") * 100_000, WRONG, "Content-Encoding: gzip")] * 8,
+        lambda: (
+            [
+                post(
+                    "/context_offload",
+                    gzip.compress(b"") * 100_000,
+                    WRONG,
+                    "Content-Encoding: gzip",
+                )
+            ]
+            * 8
+        ),
         strangers=False,
     ),
     Attack(
-        "256 unfinished bodies, junk keys", lambda: [unfinished(n, 10) for n in range(256)], hold=8, victim=STRANGER
+        "256 unfinished bodies, junk keys",
+        lambda: [unfinished(n, 10) for n in range(256)],
+        hold=8,
+        victim=STRANGER,
     ),
-    Attack("20 unfinished bodies of 30 MB", lambda: [unfinished(n, 30_000_000) for n in range(20)], hold=8),
+    Attack(
+        "20 unfinished bodies of 30 MB",
+        lambda: [unfinished(n, 30_000_000) for n in range(20)],
+        hold=8,
+    ),
     Attack("200 MB of headers", lambda: [headers(200_000, 990)]),
     Attack("100,000 header fields", lambda: [headers(100_000, 1)]),
     Attack("15 MB of empty messages", lambda: chat(with_messages(b",".join([b"{}"] * 5_000_000)))),
@@ -221,13 +286,27 @@ ATTACKS: tuple[Attack, ...] = (
     Attack(
         "64 MB, 90,000 messages, offloaded",
         lambda: chat(
-            with_messages(b",".join(b'{"role":"user","content":"%d %b"}' % (n, b"word " * 133) for n in range(90_000)))
+            with_messages(
+                b",".join(
+                    b'{"role":"user","content":"%d %b"}' % (n, b"word " * 133)
+                    for n in range(90_000)
+                )
+            )
         ),
     ),
-    Attack("10 MB of nesting", lambda: chat(with_messages(b'{"role":"user","content":' + b"[" * 10_000_000))),
+    Attack(
+        "10 MB of nesting",
+        lambda: chat(with_messages(b'{"role":"user","content":' + b"[" * 10_000_000)),
+    ),
     Attack(
         "2,000,000 nested objects in a tool",
-        lambda: chat(b'{"model":"m","messages":[],"tools":' + b'[{"a":' * 1_000_000 + b"1" + b"}]" * 1_000_000 + b"}"),
+        lambda: chat(
+            b'{"model":"m","messages":[],"tools":'
+            + b'[{"a":' * 1_000_000
+            + b"1"
+            + b"}]" * 1_000_000
+            + b"}"
+        ),
     ),
     Attack("one string of 60 MB", lambda: chat(one_message(60_000_000))),
     Attack("one string of 60 MB, all escapes", lambda: chat(one_message(10_000_000, "\\u00e9"))),
@@ -235,7 +314,10 @@ ATTACKS: tuple[Attack, ...] = (
         "2 strings of 30 MB at once, two callers",
         lambda: [chat(one_message(30_000_000), key=key)[0] for key in (ATTACKER, STRANGER)],
     ),
-    Attack("60 MB of numbers", lambda: chat(with_messages(b'{"role":"user","content":[%b1]}' % (b"1," * 30_000_000)))),
+    Attack(
+        "60 MB of numbers",
+        lambda: chat(with_messages(b'{"role":"user","content":[%b1]}' % (b"1," * 30_000_000))),
+    ),
     Attack("a result of 5 MB of =", lambda: chat(history(["=" * 5_000_000]))),
     *(
         Attack(name, lambda how=how: chat(how[1]()), model=how[0])  # type: ignore[misc]
@@ -276,7 +358,9 @@ class Row:
         return [corrected(seen.health), corrected(seen.chat), corrected(seen.read, READ_INTERVAL)]
 
     def cells(self) -> list[str]:
-        answered = ", ".join(f"{told} x {many}" if many > 1 else told for told, many in sorted(self.statuses.items()))
+        answered = ", ".join(
+            f"{told} x {many}" if many > 1 else told for told, many in sorted(self.statuses.items())
+        )
         verdict = "yes" if self.holds else "**no**"
         failed = f" ({len(self.seen.failed)} failed)" if self.seen.failed else ""
         health, chat, read = (f"{percentile(values, 99) * 1000:.0f}" for values in self.latencies)
@@ -293,7 +377,11 @@ class Row:
 
 def corrected(took: Sequence[float], interval: float = INTERVAL) -> list[float]:
     """With the requests that would have been asked while one was waited for."""
-    return [took_now - late * interval for took_now in took for late in range(int(took_now / interval) + 1)]
+    return [
+        took_now - late * interval
+        for took_now in took
+        for late in range(int(took_now / interval) + 1)
+    ]
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -322,10 +410,14 @@ def _line(cells: Sequence[str]) -> str:
 def measured(attack: Attack, limit: float) -> Row:
     """One attack on a proxy of its own, given up after `limit` seconds."""
     row = Row(attack.name)
-    with _upstream(attack.model) as base, spawned(_policies(base, strangers=attack.strangers)) as proxy:
+    with (
+        _upstream(attack.model) as base,
+        spawned(_policies(base, strangers=attack.strangers)) as proxy,
+    ):
         assert proxy.process
         attack.prepare(proxy)
-        asyncio.run(_sent(proxy.port, chat(history([lines(20_000)]), key=VICTIM), limit))  # brings the vocabulary in
+        # brings the vocabulary in
+        asyncio.run(_sent(proxy.port, chat(history([lines(20_000)]), key=VICTIM), limit))
         turns = [attack.requests() for _ in range(attack.turns)]
         before = cpu(proxy.process.pid)
         begun = time.monotonic()
@@ -352,7 +444,12 @@ def _policies(base: str, *, strangers: bool) -> dict[str, Any]:
     ]
     offload = {**early, "cached_read": 1.0, "cache_write": 1.0}
     made: dict[str, Any] = {
-        "attacker": {"api_keys": [_key(ATTACKER)], "upstream": upstream, "offload": offload, "rules": rules},
+        "attacker": {
+            "api_keys": [_key(ATTACKER)],
+            "upstream": upstream,
+            "offload": offload,
+            "rules": rules,
+        },
         "victim": {"api_keys": [_key(VICTIM)], "upstream": upstream},
     }
     return {**made, "default": {"upstream": upstream}} if strangers else made
@@ -367,7 +464,9 @@ def _upstream(model: str) -> Iterator[str]:
     """`misbehaving` as a child: its base URL, once the reply is made."""
     command = [sys.executable, "-m", "bench.misbehaving", *([model] if model else [])]
     root = Path(__file__).parents[1]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root
+    ) as process:
         assert process.stdin and process.stdout
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
@@ -375,9 +474,13 @@ def _upstream(model: str) -> Iterator[str]:
             process.stdin.close()
 
 
-async def _sent(port: int, requests: Sequence[Request], limit: float, hold: float = 0.0) -> Counter[str]:
+async def _sent(
+    port: int, requests: Sequence[Request], limit: float, hold: float = 0.0
+) -> Counter[str]:
     """All at once; what each was answered."""
-    return Counter(await asyncio.gather(*(_one(port, request, limit, hold) for request in requests)))
+    return Counter(
+        await asyncio.gather(*(_one(port, request, limit, hold) for request in requests))
+    )
 
 
 async def _one(port: int, request: Request, limit: float, hold: float) -> str:
@@ -385,7 +488,8 @@ async def _one(port: int, request: Request, limit: float, hold: float) -> str:
     try:
         async with asyncio.timeout(hold or limit):
             reading = asyncio.create_task(read_message(reader))
-            reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # given up, nobody asks
+            # given up, nobody asks
+            reading.add_done_callback(lambda done: done.cancelled() or done.exception())
             with suppress(OSError):
                 for piece in request:
                     writer.write(piece)
@@ -406,30 +510,53 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu(pid: int) -> float:
-    """Seconds of processor time, of the process, its descendants, and those that it has waited for."""
-    fields = [re.sub(r".*\) ", "", Path(f"/proc/{one}/stat").read_text()).split() for one in tree(pid)]
+    """Seconds of processor time, of the process, its descendants, and those that it has waited
+    for."""
+    fields = [
+        re.sub(r".*\) ", "", Path(f"/proc/{one}/stat").read_text()).split() for one in tree(pid)
+    ]
     return sum(sum(map(int, one[11:15])) for one in fields) / TICK
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.liveness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.liveness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="attacks with one of these in the name")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds after which an attack is given up [60]")
-    parser.add_argument("--check", action="store_true", help="exit with 1 where a row misses the bounds")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="attacks with one of these in the name",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds after which an attack is given up [60]"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 where a row misses the bounds"
+    )
     parser.add_argument("--list", action="store_true", help="only name the attacks")
-    parser.add_argument("--smoke", action="store_true", help="two short attacks: only to see that it works")
+    parser.add_argument(
+        "--smoke", action="store_true", help="two short attacks: only to see that it works"
+    )
     options = parser.parse_args()
     only = ["100,000 header"] if options.smoke else options.only
-    chosen = [one for one in ATTACKS if not only or one.name == "nothing" or any(word in one.name for word in only)]
+    chosen = [
+        one
+        for one in ATTACKS
+        if not only or one.name == "nothing" or any(word in one.name for word in only)
+    ]
     if options.list:
         print("\n".join(attack.name for attack in chosen))
         return 0
     if not Path("/proc/self/status").exists():
         print("needs /proc: left out")
         return 0
-    print(f"bounds at p99: /health {HEALTH * 1000:.0f} ms, another tenant's chat {CHAT * 1000:.0f} ms")
+    print(
+        f"bounds at p99: /health {HEALTH * 1000:.0f} ms, another tenant's chat {CHAT * 1000:.0f} ms"
+    )
     print(table([]), flush=True)
     rows = []
     for attack in chosen:

@@ -1,8 +1,10 @@
-"""Memory as the caches fill with conversations that never come again: `python -m bench.memory [--minutes 12]`.
+"""Memory as the caches fill with conversations that never come again: `python -m bench.memory
+[--minutes 12]`.
 
-Callers of the three APIs hold conversations of two requests each. In the first one, the model reads a moved result
-back, so that a hidden round is stored. Between them others offload and read files through the operations. Each line
-shows the memory of the proxy's process and what its caches say that they hold. Once they are full, memory must stay.
+Callers of the three APIs hold conversations of two requests each. In the first one, the model reads
+a moved result back, so that a hidden round is stored. Between them others offload and read files
+through the operations. Each line shows the memory of the proxy's process and what its caches say
+that they hold. Once they are full, memory must stay.
 """
 
 from __future__ import annotations
@@ -33,9 +35,12 @@ Json = dict[str, Any]
 MIB = 2**20
 CALLERS = 8
 """Conversations at once."""
-MESSAGES, WORDS = 12, 285
+MESSAGES = 12
+WORDS = 285
 """Messages of a conversation, and words of each result: 2 KB."""
-CHAT, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+ANTHROPIC = "/v1/messages"
 KEY = {"authorization": "Bearer sk-bench"}
 HIDDEN = "hidden_1"
 """The id of the call that the model makes."""
@@ -46,16 +51,20 @@ _STORED = re.compile(rb"stored in (/context_store/\S+?)[;)]")
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Call read_file once for each request that has a reference and no such call, and then answer."""
+    """Call read_file once for each request that has a reference and no such call, and then
+    answer."""
     while head := await _head(reader):
         length = re.search(rb"(?i)content-length: *(\d+)", head)
         body = await reader.readexactly(int(length[1]) if length else 0)
         found = _STORED.search(body)
         arguments = {"path": found[1].decode()} if found and HIDDEN.encode() not in body else None
-        reply = REPLIES.get(head.split(b" ", 2)[1].decode(), lambda _: {})  # it is asked for its models, too
+        # it is asked for its models, too
+        reply = REPLIES.get(head.split(b" ", 2)[1].decode(), lambda _: {})
         said = json.dumps(reply(arguments)).encode()
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(said)
+            + said
         )
 
 
@@ -69,19 +78,44 @@ def _completion(arguments: Json | None) -> Json:
     message: Json = {"role": "assistant", "content": "I have read it."}
     if arguments:
         function = {"name": "read_file", "arguments": json.dumps(arguments)}
-        message |= {"content": None, "tool_calls": [{"id": HIDDEN, "type": "function", "function": function}]}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if arguments else "stop"}
+        message |= {
+            "content": None,
+            "tool_calls": [{"id": HIDDEN, "type": "function", "function": function}],
+        }
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "tool_calls" if arguments else "stop",
+    }
     usage = {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}
-    return {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [choice],
+        "usage": usage,
+    }
 
 
 def _response(arguments: Json | None) -> Json:
     text = {"type": "output_text", "text": "I have read it.", "annotations": []}
-    item: Json = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]}
+    item: Json = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [text],
+    }
     if arguments:
         call = {"call_id": HIDDEN, "name": "read_file", "arguments": json.dumps(arguments)}
         item = {"type": "function_call", "id": "fc_1", "status": "completed", **call}
-    return {"id": "resp_1", "object": "response", "status": "completed", "model": "m", "output": [item]}
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "status": "completed",
+        "model": "m",
+        "output": [item],
+    }
 
 
 def _message(arguments: Json | None) -> Json:
@@ -133,7 +167,12 @@ def conversation(number: int) -> list[Json]:
 def request(target: str, messages: Sequence[Json]) -> Json:
     """The body with these chat messages for one of the APIs."""
     if target == RESPONSES:
-        return {"model": "m", "input": as_items.items(messages), "tools": as_items.tools([TOOL]), "store": False}
+        return {
+            "model": "m",
+            "input": as_items.items(messages),
+            "tools": as_items.tools([TOOL]),
+            "store": False,
+        }
     if target == ANTHROPIC:
         return as_messages.request(messages, [TOOL])
     return {"model": "m", "messages": messages, "tools": [TOOL]}
@@ -172,11 +211,16 @@ def caches(page: str) -> dict[str, int]:
 
 
 async def fill(proxy: Proxy, minutes: float, lines: int) -> list[tuple[int, int]]:
-    """Hold conversations for so long. Prints `lines` lines; returns RSS and cached bytes of each."""
+    """Hold conversations for so long. Prints `lines` lines; returns RSS and cached bytes of
+    each."""
     assert proxy.process
-    pid, numbers, found = proxy.process.pid, count(), list[tuple[int, int]]()
+    pid = proxy.process.pid
+    numbers = count()
+    found = list[tuple[int, int]]()
     begun = time.monotonic()
-    async with httpx.AsyncClient(base_url=proxy.root, timeout=60, trust_env=False, headers=KEY, verify=PLAIN) as client:
+    async with httpx.AsyncClient(
+        base_url=proxy.root, timeout=60, trust_env=False, headers=KEY, verify=PLAIN
+    ) as client:
 
         async def one() -> None:
             while time.monotonic() < begun + minutes * 60:
@@ -192,12 +236,17 @@ async def fill(proxy: Proxy, minutes: float, lines: int) -> list[tuple[int, int]
                 each = ", ".join(f"{name} {size / MIB:.1f}" for name, size in sorted(held.items()))
                 rss, cached = (size / MIB for size in found[-1])
                 done = next(numbers)
-                print(f"{minutes * line / lines:7.1f}{done:14,}{rss:10.1f}{cached:12.1f}   {each}", flush=True)
+                print(
+                    f"{minutes * line / lines:7.1f}{done:14,}{rss:10.1f}{cached:12.1f}   {each}",
+                    flush=True,
+                )
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=12.0, help="how long [12]")
     parser.add_argument("--lines", type=int, default=12, help="how many lines [12]")
     options = parser.parse_args()

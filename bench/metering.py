@@ -1,4 +1,5 @@
-"""A proxy whose CPU time and memory are measured, between a client and an upstream that do little."""
+"""A proxy whose CPU time and memory are measured, between a client and an upstream that do
+little."""
 
 from __future__ import annotations
 
@@ -39,12 +40,15 @@ class Meter:
         self._root = proxy.root
         self._writing = proxy.store / ".tmp"
         self._pid = proxy.process.pid
-        # The process's CPU clock to the nanosecond, as clock_getcpuclockid(3) makes it; /proc/PID/stat has only ticks.
+        # The process's CPU clock to the nanosecond, as clock_getcpuclockid(3) makes it;
+        # /proc/PID/stat has only ticks.
         self._clock = (~self._pid << 3) | 2
         self._client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=120)
 
     def ask(self, body: bytes) -> None:
-        self._client.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        self._client.request(
+            "POST", "/v1/chat/completions", body, {"Content-Type": "application/json"}
+        )
         reply = self._client.getresponse()
         said = reply.read()
         if reply.status != 200:
@@ -59,15 +63,18 @@ class Meter:
         return Cost(self.cpu() - begun, status(self._pid)["VmHWM"] * 1024)
 
     def settle(self) -> None:
-        """Wait until the process was idle in three consecutive checks, with no record being written."""
-        quiet, deadline = 0, time.monotonic() + 60
+        """Wait until the process was idle in three consecutive checks, with no record being
+        written."""
+        quiet = 0
+        deadline = time.monotonic() + 60
         while quiet < 3 and time.monotonic() < deadline:
             before = self.cpu()
             time.sleep(0.03)
             quiet = quiet + 1 if self.cpu() - before < 0.0005 and not self._is_writing() else 0
 
     def _is_writing(self) -> bool:
-        """Whether a record is being written; syncing it may take the disk longer than the checks last."""
+        """Whether a record is being written; syncing it may take the disk longer than the checks
+        last."""
         return self._writing.exists() and any(self._writing.iterdir())
 
     def cpu(self) -> float:
@@ -80,7 +87,9 @@ class Meter:
     def cached(self) -> int:
         """Bytes of in-process caches, from the metrics."""
         page = httpx.get(f"{self._root}/metrics", timeout=10, trust_env=False).text
-        return int(sum(map(float, re.findall(r"^offload_cache_bytes\{.*?\} (\S+)$", page, re.MULTILINE))))
+        return int(
+            sum(map(float, re.findall(r"^offload_cache_bytes\{.*?\} (\S+)$", page, re.MULTILINE)))
+        )
 
 
 def status(pid: int) -> dict[str, int]:
@@ -91,8 +100,11 @@ def status(pid: int) -> dict[str, int]:
 
 @contextmanager
 def metered(upstream: str, offload: Mapping[str, Any], first: bytes) -> Iterator[Meter]:
-    """A proxy of its own with this `offload` section of its policy; `first` is a request to warm it up."""
-    with spawned({"default": {"upstream": {"base_url": upstream}, "offload": dict(offload)}}) as proxy:
+    """A proxy of its own with this `offload` section of its policy; `first` is a request to warm it
+    up."""
+    with spawned(
+        {"default": {"upstream": {"base_url": upstream}, "offload": dict(offload)}}
+    ) as proxy:
         meter = Meter(proxy)
         meter.ask(first)
         meter.settle()
@@ -117,16 +129,26 @@ class Answering(asyncio.Protocol):
                 return
             self._head = b""
             length = re.search(rb"content-length:\s*(\d+)", head.lower())
-            self._left = int(length[1]) if length else 0  # the proxy asks for the list of models without a body
+            # the proxy asks for the list of models without a body
+            self._left = int(length[1]) if length else 0
         self._left -= len(data)
         if self._left <= 0:
             self._transport.write(_answer())
 
 
 def _answer() -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"}
-    body = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice]}).encode()
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": REPLY},
+        "finish_reason": "stop",
+    }
+    body = json.dumps(
+        {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice]}
+    ).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
 
 @contextmanager

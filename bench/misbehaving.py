@@ -1,7 +1,7 @@
 """An upstream whose reply is an attack, in a process of its own: `python -m bench.misbehaving`.
 
-It prints its port and serves until its input ends. The request's `model` names the reply; any other model, and every
-request that answers the calls of its reply, gets a short text.
+It prints its port and serves until its input ends. The request's `model` names the reply; any other
+model, and every request that answers the calls of its reply, gets a short text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from tests.wire import EVENTS, Peer, chunk, read_message, upstream
 MODEL = re.compile(rb'"model":\s*"([^"]*)"')
 CALLED = b"call_attack"
 """How the ids of its calls begin."""
-NAMES: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1_760_000_000, "model": "m"}
+NAMES: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1_760_000_000,
+    "model": "m",
+}
 
 
 def completion(content: str | None, calls: list[Any] | None = None) -> bytes:
@@ -34,16 +39,26 @@ def completion(content: str | None, calls: list[Any] | None = None) -> bytes:
 
 def event(delta: Any, finish: str | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return b"data: " + json.dumps({**NAMES, "object": "chat.completion.chunk", "choices": [choice]}).encode() + b"\n\n"
+    return (
+        b"data: "
+        + json.dumps({**NAMES, "object": "chat.completion.chunk", "choices": [choice]}).encode()
+        + b"\n\n"
+    )
 
 
 def streamed(content: str) -> bytes:
-    return event({"role": "assistant", "content": content}) + event({}, "stop") + b"data: [DONE]\n\n"
+    return (
+        event({"role": "assistant", "content": content}) + event({}, "stop") + b"data: [DONE]\n\n"
+    )
 
 
 def sized(body: bytes, kind: bytes = b"application/json", coding: bytes = b"") -> bytes:
     encoded = b"Content-Encoding: %b\r\n" % coding if coding else b""
-    return b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n" % (kind, encoded, len(body)) + body
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\n%bContent-Length: %d\r\n\r\n"
+        % (kind, encoded, len(body))
+        + body
+    )
 
 
 def _chunked(body: bytes) -> bytes:
@@ -52,12 +67,19 @@ def _chunked(body: bytes) -> bytes:
 
 def _calls(*made: tuple[str, Any]) -> bytes:
     functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in made]
-    calls = [{"id": f"call_attack_{n}", "type": "function", "function": one} for n, one in enumerate(functions)]
+    calls = [
+        {"id": f"call_attack_{n}", "type": "function", "function": one}
+        for n, one in enumerate(functions)
+    ]
     return sized(completion(None, calls))
 
 
 def _coded(coding: bytes, compress: Callable[[bytes], bytes], content: str, stream: bool) -> bytes:
-    plain, kind = (streamed(content), b"text/event-stream") if stream else (completion(content), b"application/json")
+    plain, kind = (
+        (streamed(content), b"text/event-stream")
+        if stream
+        else (completion(content), b"application/json")
+    )
     return sized(compress(plain), kind, coding)
 
 
@@ -68,7 +90,9 @@ def _members(data: bytes) -> bytes:
 def _pieces(**numbered: int) -> bytes:
     """Arguments in 16,000 pieces, each with the name and without an id."""
     begun = event({"role": "assistant", "content": None})
-    piece = event({"tool_calls": [{**numbered, "function": {"name": "fetch", "arguments": "x" * 8}}]})
+    piece = event(
+        {"tool_calls": [{**numbered, "function": {"name": "fetch", "arguments": "x" * 8}}]}
+    )
     return _chunked(begun + piece * 16_000 + event({}, "tool_calls") + b"data: [DONE]\n\n")
 
 
@@ -88,7 +112,9 @@ REPLIES: dict[str, Callable[[], bytes]] = {
     "pieces-loose": _pieces,
     "summary-think": lambda: sized(completion("<think>" * 8_000)),
     "summary-snapshots": lambda: sized(completion("<state_snapshot>" * 20_000)),
-    "summary-angles": lambda: sized(completion("<state_snapshot>" + "<" * 200_000 + "</state_snapshot>")),
+    "summary-angles": lambda: sized(
+        completion("<state_snapshot>" + "<" * 200_000 + "</state_snapshot>")
+    ),
     "summary": lambda: sized(completion("<state_snapshot>It went on.</state_snapshot>")),
     **{
         f"reply-{name}{'-streamed' if stream else ''}": lambda how=how, stream=stream: _coded(  # type: ignore[misc]
@@ -113,7 +139,9 @@ async def _serve(peer: Peer) -> None:
         model = found[1].decode("latin-1") if found else ""
         if model not in REPLIES or CALLED in message.body:
             asked = re.search(rb'"stream":\s*true', message.body[:200] + message.body[-200:])
-            await peer.send(_chunked(streamed("Nothing.")) if asked else sized(completion("Nothing.")))
+            await peer.send(
+                _chunked(streamed("Nothing.")) if asked else sized(completion("Nothing."))
+            )
             continue
         reply = await asyncio.to_thread(_reply, model)
         if path := PATH.search(message.body):

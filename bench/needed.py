@@ -1,19 +1,22 @@
-"""How often a model needs what was moved: `python -m bench.needed [--transcripts DIR] [--half reported|tuned|all]`.
+"""How often a model needs what was moved: `python -m bench.needed [--transcripts DIR] [--half
+reported|tuned|all]`.
 
-Runs of strong models are replayed request by request. For each recorded reply, its *facts* are looked up in what a
-strategy would have sent before it: numbers of three or more digits, paths, identifiers, and quoted lines of 20 or more
-characters, in its text and in the arguments of its calls. Only facts that a tool result brought count, and not those
-that the task names. A fact is
+Runs of strong models are replayed request by request. For each recorded reply, its *facts* are
+looked up in what a strategy would have sent before it: numbers of three or more digits, paths,
+identifiers, and quoted lines of 20 or more characters, in its text and in the arguments of its
+calls. Only facts that a tool result brought count, and not those that the task names. A fact is
 
 - *sent*, if any message of the request has it whole;
 - *preview*, if only a preview of a moved result has it;
-- *moved*, if it is only in moved text: the proxy's model is one read away from it, with the others it is gone.
+- *moved*, if it is only in moved text: the proxy's model is one read away from it, with the others
+  it is gone.
 
-Of a reply that uses moved facts, *one read* is the share where a single moved result has all of them. An *edit* is a
-call that quotes old text to be replaced (`OLD_TEXT`); it counts as moved if a quoted line is only in moved text.
+Of a reply that uses moved facts, *one read* is the share where a single moved result has all of
+them. An *edit* is a call that quotes old text to be replaced (`OLD_TEXT`); it counts as moved if a
+quoted line is only in moved text.
 
-The replies were written by models that saw everything, so a reply is not changed by what a strategy left out. Summaries
-are canned and hold no fact, for us and for `summary only` alike.
+The replies were written by models that saw everything, so a reply is not changed by what a strategy
+left out. Summaries are canned and hold no fact, for us and for `summary only` alike.
 """
 
 from __future__ import annotations
@@ -44,8 +47,10 @@ ALL = "all"
 TRIGGER = 30_000
 """Tokens of history from which the alternatives act: the default ceiling of ours."""
 
-LEAST_LINE, LEAST_DIGITS = 20, 3
-"""Characters of a line that counts as a quote, and digits of a number. Shorter ones are everywhere by chance."""
+LEAST_LINE = 20
+LEAST_DIGITS = 3
+"""Characters of a line that counts as a quote, and digits of a number. Shorter ones are everywhere
+by chance."""
 
 AGES = ((1, 1), (2, 3), (4, 9), (10, 24), (25, 10**9))
 """Replies since a result last had the fact: 1 is the reply right after it."""
@@ -55,7 +60,9 @@ OLD_TEXT = frozenset({"old_str", "old_string", "old_text", "oldText", "search"})
 OURS = {f"proxy: {profile}": profile for profile in Profile}
 DEFAULT = f"proxy: {profiles.DEFAULT}"
 
-_OLD_BLOCK = re.compile(r"^(?:<<<BEFORE_EDIT>>>|<{5,9} SEARCH)\n(.*?)\n(?:<<<AFTER_EDIT>>>|={5,9}$)", re.M | re.S)
+_OLD_BLOCK = re.compile(
+    r"^(?:<<<BEFORE_EDIT>>>|<{5,9} SEARCH)\n(.*?)\n(?:<<<AFTER_EDIT>>>|={5,9}$)", re.M | re.S
+)
 """Old text in the format of SUPER's agent, and in that of aider and others."""
 _NUMBERED = re.compile(r"^\s*\d+\s?[:|\t] ?")
 _BARE = re.compile(r"\D+")
@@ -65,14 +72,17 @@ Requests = Iterable[Sequence[Json]]
 """The messages of each request, in their order."""
 Strategy = Callable[[Run, Tokens], Requests]
 
-SENT, PREVIEW, MOVED = "sent", "preview", "moved"
+SENT = "sent"
+PREVIEW = "preview"
+MOVED = "moved"
 
 
 class Reply(msgspec.Struct, frozen=True):
     """A recorded reply, and what it has from results."""
 
     used: dict[tuple[str, str], int]
-    """Its facts that a result brought and the task did not, with the replies since a result last had each."""
+    """Its facts that a result brought and the task did not, with the replies since a result last
+    had each."""
     edits: list[Facts]
     """Of each edit, the quoted lines among these facts; edits that quote none are left out."""
     results: list[Json]
@@ -89,10 +99,11 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """What became of the facts that replies use. `replies` use any fact of a result, `lacking` of them a moved one.
+    """What became of the facts that replies use. `replies` use any fact of a result, `lacking` of
+    them a moved one.
 
-    `one_read`: those of the lacking replies whose moved facts are all in one result. `edits` quote lines of results,
-    `edits_moved` of them a moved line.
+    `one_read`: those of the lacking replies whose moved facts are all in one result. `edits` quote
+    lines of results, `edits_moved` of them a moved line.
     """
 
     where: Counter[str] = msgspec.field(default_factory=Counter)
@@ -118,7 +129,9 @@ class Tally(msgspec.Struct):
         moved = {fact for fact, place in found.items() if place == MOVED}
         self.replies += bool(found)
         self.lacking += bool(moved)
-        self.one_read += bool(moved) and any(moved <= of_message(result) for result in reply.results)
+        self.one_read += bool(moved) and any(
+            moved <= of_message(result) for result in reply.results
+        )
         self.edits += len(reply.edits)
         self.edits_moved += sum(not moved.isdisjoint(edit) for edit in reply.edits)
 
@@ -131,10 +144,16 @@ class Tally(msgspec.Struct):
         return _share(self.where[place], self.where.total())
 
     def moved_at(self, bucket: int) -> float:
-        return _share(self.ages[bucket, MOVED], sum(self.ages[bucket, place] for place in (SENT, PREVIEW, MOVED)))
+        return _share(
+            self.ages[bucket, MOVED],
+            sum(self.ages[bucket, place] for place in (SENT, PREVIEW, MOVED)),
+        )
 
     def moved_of(self, kind: str) -> float:
-        return _share(self.kinds[kind, MOVED], sum(self.kinds[kind, place] for place in (SENT, PREVIEW, MOVED)))
+        return _share(
+            self.kinds[kind, MOVED],
+            sum(self.kinds[kind, place] for place in (SENT, PREVIEW, MOVED)),
+        )
 
 
 def _place(fact: tuple[str, str], sent: Sequence[Sent]) -> str:
@@ -152,23 +171,36 @@ def _bucket(age: int) -> int:
     return next(number for number, (_, last) in enumerate(AGES) if age <= last)
 
 
-# -- facts -------------------------------------------------------------------------------------------------------------
+# -- facts -----------------------------------------------------------------------------------------
 
 
 @cache
 def facts_in(text: str) -> Facts:
     """The facts of a text, with their kinds."""
-    found = {(kind, fact) for kind, pattern in KINDS.items() for fact in pattern.findall(text) if len(fact) <= LONGEST}
-    found = {(kind, fact) for kind, fact in found if kind != "numbers" or len(_BARE.sub("", fact)) >= LEAST_DIGITS}
+    found = {
+        (kind, fact)
+        for kind, pattern in KINDS.items()
+        for fact in pattern.findall(text)
+        if len(fact) <= LONGEST
+    }
+    found = {
+        (kind, fact)
+        for kind, fact in found
+        if kind != "numbers" or len(_BARE.sub("", fact)) >= LEAST_DIGITS
+    }
     lines = (_NUMBERED.sub("", line).strip() for line in text.splitlines())
-    return frozenset(found | {("quotes", line) for line in lines if LEAST_LINE <= len(line) <= LONGEST})
+    return frozenset(
+        found | {("quotes", line) for line in lines if LEAST_LINE <= len(line) <= LONGEST}
+    )
 
 
 def of_message(message: Json) -> Facts:
     """The facts of a message: its texts, and the strings in the arguments of its calls."""
     found = frozenset[tuple[str, str]]().union(*map(facts_in, _texts(message)))
     for call in message.get("tool_calls") or ():
-        found = found.union(*(facts_in(text) for _, text in _strings(call["function"]["arguments"])))
+        found = found.union(
+            *(facts_in(text) for _, text in _strings(call["function"]["arguments"]))
+        )
     return found
 
 
@@ -203,7 +235,7 @@ def _strings(arguments: str) -> Iterator[tuple[str, str]]:
             level += [(name, one) for one in value]
 
 
-# -- strategies --------------------------------------------------------------------------------------------------------
+# -- strategies ------------------------------------------------------------------------------------
 
 
 def proxied(profile: Profile) -> Strategy:
@@ -218,13 +250,17 @@ def proxied(profile: Profile) -> Strategy:
 
 
 def last_results(number: int, above: int = 0) -> Strategy:
-    """Only the last results, in requests above so many tokens: a window, or Anthropic's `clear_tool_uses`."""
+    """Only the last results, in requests above so many tokens: a window, or Anthropic's
+    `clear_tool_uses`."""
 
     def sent(run: Run, tokens: Tokens) -> Requests:
         for messages, _ in requests_of(run):
             tools = [index for index, message in enumerate(messages) if message["role"] == "tool"]
             old = set(tools[:-number]) if _size(messages, tokens) > above else set()
-            yield [{**one, "content": "[cleared]"} if index in old else one for index, one in enumerate(messages)]
+            yield [
+                {**one, "content": "[cleared]"} if index in old else one
+                for index, one in enumerate(messages)
+            ]
 
     return sent
 
@@ -252,7 +288,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-# -- one run, all runs -------------------------------------------------------------------------------------------------
+# -- one run, all runs -----------------------------------------------------------------------------
 
 
 def tally(run: Run, strategies: Mapping[str, Strategy], tokens: Tokens) -> dict[str, Tally]:
@@ -276,13 +312,18 @@ def _read(encoded: str, tokens: Tokens) -> Sent:
 
 def replies_of(run: Run) -> Iterator[Reply]:
     """The recorded replies with their facts."""
-    last, given = dict[tuple[str, str], int](), set[tuple[str, str]]()
+    last = dict[tuple[str, str], int]()
+    given = set[tuple[str, str]]()
     results = list[Json]()
     number = 0
     for message in run.messages:
         if message["role"] == "assistant":
             number += 1
-            used = {fact: number - last[fact] for fact in of_message(message) if fact in last and fact not in given}
+            used = {
+                fact: number - last[fact]
+                for fact in of_message(message)
+                if fact in last and fact not in given
+            }
             calls = message.get("tool_calls") or ()
             edits = [quoted(call["function"]["arguments"]) & used.keys() for call in calls]
             yield Reply(used, [edit for edit in edits if edit], list(results))
@@ -311,12 +352,16 @@ def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES)
 
 
 def in_half(run: Run, half: str) -> bool:
-    """Whether a run is in this half; the rules for facts were chosen on the half that is not reported."""
+    """Whether a run is in this half; the rules for facts were chosen on the half that is not
+    reported."""
     return half == "all" or profiles.is_reported(run) == (half == "reported")
 
 
 def table(found: Mapping[str, Tally]) -> str:
-    ages = [f"{first}-{last}" if first < last < 10**9 else f"{first}{'+' * (last > first)}" for first, last in AGES]
+    ages = [
+        f"{first}-{last}" if first < last < 10**9 else f"{first}{'+' * (last > first)}"
+        for first, last in AGES
+    ]
     first = next(iter(found.values()))
     kinds = ("quotes", *KINDS)
     lines = [
@@ -325,26 +370,39 @@ def table(found: Mapping[str, Tally]) -> str:
     ]
     for name, one in found.items():
         shares = f"{one.share(SENT):8.1%}{one.share(PREVIEW):9.1%}{one.share(MOVED):8.1%}"
-        tokens, lacking = _share(one.tokens, first.tokens), _share(one.lacking, one.replies)
+        tokens = _share(one.tokens, first.tokens)
+        lacking = _share(one.lacking, one.replies)
         lines.append(f"{name:38}{tokens:8.2f}{shares}{lacking:26.1%}")
-    lines += ["", f"{'moved, by replies since the result':38}" + "".join(f"{age:>9}" for age in ages)]
     lines += [
-        f"{name:38}" + "".join(f"{one.moved_at(at):9.1%}" for at in range(len(AGES))) for name, one in found.items()
+        "",
+        f"{'moved, by replies since the result':38}" + "".join(f"{age:>9}" for age in ages),
+    ]
+    lines += [
+        f"{name:38}" + "".join(f"{one.moved_at(at):9.1%}" for at in range(len(AGES)))
+        for name, one in found.items()
     ]
     lines += ["", f"{'moved, by kind of fact':38}" + "".join(f"{kind:>13}" for kind in kinds)]
-    lines += [f"{name:38}" + "".join(f"{one.moved_of(kind):13.1%}" for kind in kinds) for name, one in found.items()]
+    lines += [
+        f"{name:38}" + "".join(f"{one.moved_of(kind):13.1%}" for kind in kinds)
+        for name, one in found.items()
+    ]
     return "\n".join(lines)
 
 
 def group_table(found: Found) -> str:
-    """By kind of agent and source: replies that use a moved fact, by profile; one read and edits under the default."""
+    """By kind of agent and source: replies that use a moved fact, by profile; one read and edits
+    under the default."""
     shares = "".join(f"{profile:>10}" for profile in OURS.values())
-    lines = [f"{'replies with a moved fact, by':38}{'replies':>8}{shares}{'one read':>10}{'edits, moved':>14}"]
+    lines = [
+        f"{'replies with a moved fact, by':38}{'replies':>8}{shares}{'one read':>10}{'edits, moved':>14}"
+    ]
     kinds = [group for group in (ALL, profiles.CODING, profiles.GATHERING) if group in found]
     for group in [*kinds, *sorted(found.keys() - {*kinds})]:
         tallies = found[group]
         default = tallies[DEFAULT]
-        lacking = "".join(f"{_share(tallies[name].lacking, tallies[name].replies):10.1%}" for name in OURS)
+        lacking = "".join(
+            f"{_share(tallies[name].lacking, tallies[name].replies):10.1%}" for name in OURS
+        )
         one_read = f"{default.one_read} of {default.lacking}"
         edits = f"{default.edits_moved} of {default.edits}"
         lines.append(f"{group:38}{default.replies:8,}{lacking}{one_read:>10}{edits:>14}")
@@ -352,20 +410,36 @@ def group_table(found: Found) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
-    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
-    parser.add_argument("--half", choices=("reported", "tuned", "all"), default="reported", help="[reported]")
-    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
+    )
+    parser.add_argument(
+        "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
+    )
+    parser.add_argument(
+        "--half", choices=("reported", "tuned", "all"), default="reported", help="[reported]"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
+    )
     options = parser.parse_args()
     if absence(options.transcripts):
         print(f"{absence(options.transcripts)}: a synthetic one instead")
         runs = [synthetic()]
     else:
-        runs = [run for run in load(options.above, folder=options.transcripts) if in_half(run, options.half)]
+        runs = [
+            run
+            for run in load(options.above, folder=options.transcripts)
+            if in_half(run, options.half)
+        ]
     runs = runs[:2] if options.smoke else runs
     found = needed(runs)
-    print(f"{len(runs)} runs above {options.above:,} tokens\n{table(found[ALL])}\n\n{group_table(found)}")
+    print(
+        f"{len(runs)} runs above {options.above:,} tokens\n{table(found[ALL])}\n\n{group_table(found)}"
+    )
     return 0
 
 

@@ -1,4 +1,5 @@
-"""The figures of a run under one strategy, and those of all runs beside the same runs without a proxy."""
+"""The figures of a run under one strategy, and those of all runs beside the same runs without a
+proxy."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from bench.replay import Call, Kind, Recorded, Strategy, breaks, cost, plainly
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run under one strategy: tokens, those of its last and largest request, prefix breaks, summaries, cost by
-    cache."""
+    """One run under one strategy: tokens, those of its last and largest request, prefix breaks,
+    summaries, cost by cache."""
 
     sent: int
     last: int
@@ -24,7 +25,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The runs, and as the baseline each one's figures without a proxy, priced under these caches."""
+    """The runs, and as the baseline each one's figures without a proxy, priced under these
+    caches."""
 
     def __init__(self, runs: Sequence[Recorded], models: Iterable[str] = PRICED) -> None:
         self.runs = runs

@@ -1,11 +1,12 @@
 """The cost of a system between an agent and its model: `python -m bench.overhead`.
 
-Chat requests of 1 KB, 100 KB and 1 MB (1,000 messages), plain and streamed (100 events), from 1, 16 and 64 connections
-at once: directly, through nginx, a bare Starlette relay over the proxy's transport (`bare.py`), the proxy, and the
-systems that users could pick instead (`competitors.py`). All have one worker and the same upstream. The same history is
-sent repeatedly, so all caches are warm. The systems take turns, so other load on the machine affects all of them; the
-tables show medians. A reply that has not ended 3 s after its run is cut off and not counted. A system that does not
-reply at all is left out from then on. `expected.py` says what a run should show.
+Chat requests of 1 KB, 100 KB and 1 MB (1,000 messages), plain and streamed (100 events), from 1, 16
+and 64 connections at once: directly, through nginx, a bare Starlette relay over the proxy's
+transport (`bare.py`), the proxy, and the systems that users could pick instead (`competitors.py`).
+All have one worker and the same upstream. The same history is sent repeatedly, so all caches are
+warm. The systems take turns, so other load on the machine affects all of them; the tables show
+medians. A reply that has not ended 3 s after its run is cut off and not counted. A system that does
+not reply at all is left out from then on. `expected.py` says what a run should show.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ WARM_UP = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options, began = _options(arguments), time.monotonic()
+    options = _options(arguments)
+    began = time.monotonic()
     chosen, absent = _launchers(options.competitors, options.only)
-    asked = [Point(SIZES[0], True, 16), Point(SIZES[1], False, 1)] if options.smoke else points(options.only)
+    asked = (
+        [Point(SIZES[0], True, 16), Point(SIZES[1], False, 1)]
+        if options.smoke
+        else points(options.only)
+    )
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
         runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
@@ -46,32 +52,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results[point] = bench.at(point)
             print(report.table(point, results[point]), flush=True)
         memory = {name: (megabytes, bench.memory()[name]) for name, megabytes in before.items()}
-    print(report.memory_table(memory), report.summary(results), "", expected.report(results), sep="\n")
-    print(*(f"not installed: {name}" for name in absent), f"took {time.monotonic() - began:.0f} s", sep="\n")
+    print(
+        report.memory_table(memory), report.summary(results), "", expected.report(results), sep="\n"
+    )
+    print(
+        *(f"not installed: {name}" for name in absent),
+        f"took {time.monotonic() - began:.0f} s",
+        sep="\n",
+    )
     if options.png:
         report.draw(options.png, results)
     return 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--runs", type=int, default=3, help="runs of each at each point, taking turns [3]")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead", description=(__doc__ or "").partition(":")[0]
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, help="runs of each at each point, taking turns [3]"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="of one run [0.5]")
     words = "only points and competitors whose name contains this (repeatable): '1 MB', plain, '16 conn', litellm …"
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help=words)
     parser.add_argument(
-        "--no-competitors", dest="competitors", action="store_false", help="only the proxy and its baselines"
+        "--no-competitors",
+        dest="competitors",
+        action="store_false",
+        help="only the proxy and its baselines",
     )
     parser.add_argument("--png", type=Path, help="the file to draw a chart to")
-    parser.add_argument("--smoke", action="store_true", help="a quick check that it works: under 10 s, no competitors")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="a quick check that it works: under 10 s, no competitors",
+    )
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.runs, options.seconds, options.competitors = 1, 0.1, False
+        options.runs = 1
+        options.seconds = 0.1
+        options.competitors = False
     return options
 
 
 def _launchers(competitors: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], list[str]]:
-    """The systems to measure (always the proxy and the bare relay), and the competitors that are not installed."""
+    """The systems to measure (always the proxy and the bare relay), and the competitors that are
+    not installed."""
     chosen: dict[str, Launcher] = {}
     absent = []
     if program := shutil.which("nginx"):
@@ -80,7 +106,9 @@ def _launchers(competitors: bool, words: Sequence[str]) -> tuple[dict[str, Launc
         absent.append("nginx")
     chosen[BARE] = bare
     chosen |= {name: proxy(offload) for name, offload in POLICIES.items()}
-    named = chosen_of([competitor.name for competitor in COMPETITORS], words) if competitors else set()
+    named = (
+        chosen_of([competitor.name for competitor in COMPETITORS], words) if competitors else set()
+    )
     chosen |= {
         competitor.name: competitor.at
         for competitor in COMPETITORS
@@ -95,9 +123,12 @@ def _launchers(competitors: bool, words: Sequence[str]) -> tuple[dict[str, Launc
 
 
 class Bench:
-    """Measures all systems at one point after another, and drops a system for good once it does not reply."""
+    """Measures all systems at one point after another, and drops a system for good once it does not
+    reply."""
 
-    def __init__(self, systems: Sequence[System], runner: asyncio.Runner, runs: int, seconds: float) -> None:
+    def __init__(
+        self, systems: Sequence[System], runner: asyncio.Runner, runs: int, seconds: float
+    ) -> None:
         self._systems = systems
         self._runner = runner
         self._runs = runs
@@ -105,7 +136,8 @@ class Bench:
         self._out: dict[str, str] = {}
 
     def begin(self) -> dict[str, float]:
-        """Each system's memory in MB after a first small reply: some listen before they have loaded everything."""
+        """Each system's memory in MB after a first small reply: some listen before they have loaded
+        everything."""
         body = bodies.body(SIZES[0], stream=False)
         for one in self._systems:
             try:
@@ -132,11 +164,16 @@ class Bench:
                     if turn < 0:
                         self._warm_up(one, requests[one.name], point)
                     else:
-                        taken[one.name].append(self._run(one, requests[one.name], point.connections, self._seconds))
+                        taken[one.name].append(
+                            self._run(one, requests[one.name], point.connections, self._seconds)
+                        )
                 except wire.Failed as fault:
                     failed[one.name] = self._failed(one, fault)
         bare = taken[BARE]
-        return {name: failed[name] if name in failed else median(runs, bare) for name, runs in taken.items()}
+        return {
+            name: failed[name] if name in failed else median(runs, bare)
+            for name, runs in taken.items()
+        }
 
     def _failed(self, one: System, fault: wire.Failed) -> str:
         """The reason for missing figures, at this point or from here on."""

@@ -1,9 +1,9 @@
 """What events at an expired cache save: `python -m bench.pauses [--transcripts DIR] [--smoke]`.
 
-A person pauses, upstream's cache expires, and the next request is written again in any case. So an event there costs
-nothing extra. This simulates recorded runs with pauses, and compares the planner that knows of them with one that does
-not, in the same cache. Pauses come before requests that a user's message begins, and before one in ten others (an
-approval, a look at the diff).
+A person pauses, upstream's cache expires, and the next request is written again in any case. So an
+event there costs nothing extra. This simulates recorded runs with pauses, and compares the planner
+that knows of them with one that does not, in the same cache. Pauses come before requests that a
+user's message begins, and before one in ten others (an approval, a look at the diff).
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from tests import written
 from tests.transcripts import FOLDER, absence, load
 
 LIFETIMES = (5, 30, 60)
-"""Minutes for which upstream keeps a cached prefix. The proxy knows Anthropic's, 5 and 60; 30 is OpenAI's least."""
+"""Minutes for which upstream keeps a cached prefix. The proxy knows Anthropic's, 5 and 60; 30 is
+OpenAI's least."""
 BETWEEN = 0.1
 """The share of requests within a turn that a pause precedes."""
-NIGHT, MORNING = 12 * 60.0, 0.1
+NIGHT = 12 * 60.0
+MORNING = 0.1
 """Minutes of a night, and the share of pauses that are one: office hours."""
 
 
 def paused(run: Recorded, minutes: float, office: bool, seed: int) -> list[float]:
-    """The minutes before each request of a run, drawn from an exponential distribution with this mean."""
+    """The minutes before each request of a run, drawn from an exponential distribution with this
+    mean."""
     drawn = random.Random(f"{run.id} {seed}")
     pauses = []
     for point in run.points:
@@ -56,23 +59,36 @@ def plans(run: Recorded, offload: Offload, expired: Sequence[bool], clock: bool)
         state.add(item, pause)
 
 
-def priced(run: Recorded, offload: Offload, expired: Sequence[bool], clock: bool, model: Model) -> tuple[float, int]:
+def priced(
+    run: Recorded, offload: Offload, expired: Sequence[bool], clock: bool, model: Model
+) -> tuple[float, int]:
     """The cost of a run in input tokens, and the tokens sent."""
-    cache, cost, sent = model.cold(), 0.0, 0
-    for point, plan, cold in zip(run.points, plans(run, offload, expired, clock), expired, strict=True):
+    cache = model.cold()
+    cost = 0.0
+    sent = 0
+    for point, plan, cold in zip(
+        run.points, plans(run, offload, expired, clock), expired, strict=True
+    ):
         segments = [("head", run.tools + (0 if plan.empty else OUR_TOOLS_TOKENS), 1)]
         for index in range(point):
-            item, moved = run.items[index], index in plan.moves
-            segments.append(((index, moved), item.preview if moved else item.tokens, run.blocks[index]))
+            item = run.items[index]
+            moved = index in plan.moves
+            segments.append(
+                ((index, moved), item.preview if moved else item.tokens, run.blocks[index])
+            )
         prompt = Prompt(segments)
         cache = model.cold() if cold else cache
-        cost, sent = cost + cache.charge(prompt), sent + prompt.tokens
+        cost = cost + cache.charge(prompt)
+        sent = sent + prompt.tokens
     return cost, sent
 
 
-def saved(runs: Sequence[Recorded], offload: Offload, minutes: float, office: bool, lifetime: float) -> list[str]:
-    """The share of requests at an expired cache. Then, for each kind of cache, the ratios of cost and tokens, and the
-    share of cost saved at equal tokens: beside the rule without a clock that lets results leave one view earlier."""
+def saved(
+    runs: Sequence[Recorded], offload: Offload, minutes: float, office: bool, lifetime: float
+) -> list[str]:
+    """The share of requests at an expired cache. Then, for each kind of cache, the ratios of cost
+    and tokens, and the share of cost saved at equal tokens: beside the rule without a clock that
+    lets results leave one view earlier."""
     eager = replace(offload, keep_views=max(offload.keep_views - 1, 1))
     pauses = [[pause > lifetime for pause in paused(run, minutes, office, 1)] for run in runs]
     cells = [f"{mean(map(mean, pauses)):9.0%}"]
@@ -81,7 +97,8 @@ def saved(runs: Sequence[Recorded], offload: Offload, minutes: float, office: bo
         def ratios(one: Offload, clock: bool, model: Model = MODELS[name]) -> tuple[float, float]:
             found = []
             for run, expired in zip(runs, pauses, strict=True):
-                before, after = priced(run, offload, expired, False, model), priced(run, one, expired, clock, model)
+                before = priced(run, offload, expired, False, model)
+                after = priced(run, one, expired, clock, model)
                 found.append((after[0] / before[0], after[1] / before[1]))
             return mean(cost for cost, _ in found), mean(tokens for _, tokens in found)
 
@@ -105,8 +122,12 @@ def report(runs: Sequence[Recorded]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
+    )
     parser.add_argument("--smoke", action="store_true", help="only two runs")
     options = parser.parse_args()
     if absence(options.transcripts):

@@ -47,7 +47,8 @@ def chosen(**keys: Any) -> Chosen:
 DEFAULT = Profile.BALANCED
 FREE = "balanced, free reads"
 PROFILES: dict[str, Chosen] = {
-    f"proxy: {profile}{' (default)' if profile is DEFAULT else ''}": chosen(profile=profile) for profile in Profile
+    f"proxy: {profile}{' (default)' if profile is DEFAULT else ''}": chosen(profile=profile)
+    for profile in Profile
 }
 PLANS: dict[str, Chosen] = {
     **PROFILES,
@@ -58,8 +59,9 @@ PLANS: dict[str, Chosen] = {
 class Goal(msgspec.Struct, frozen=True):
     """What a profile should reach on runs that it was not tuned on; None: no matter.
 
-    `sent`, `last`: medians. `largest`: the largest request of nine runs in ten. `reads`, `marked`: mean costs at cached
-    reads of 0.1, and there with marks. `dearer`: the share of runs that cost more than without a proxy.
+    `sent`, `last`: medians. `largest`: the largest request of nine runs in ten. `reads`, `marked`:
+    mean costs at cached reads of 0.1, and there with marks. `dearer`: the share of runs that cost
+    more than without a proxy.
     """
 
     sent: float | None = None
@@ -71,7 +73,9 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 GOALS: dict[str, Goal] = {
-    "proxy: balanced (default)": Goal(sent=0.5, largest=33_000, reads=0.66, marked=0.69, dearer=0.1),
+    "proxy: balanced (default)": Goal(
+        sent=0.5, largest=33_000, reads=0.66, marked=0.69, dearer=0.1
+    ),
     "proxy: frugal": Goal(sent=0.34, largest=33_000, reads=0.56, marked=0.59, dearer=0.1),
     FREE: Goal(last=0.45, largest=33_000),
 }
@@ -89,7 +93,8 @@ def missed(found: dict[str, Any]) -> list[str]:
 
 
 def _reached(one: dict[str, Any], goal: Goal) -> list[tuple[str, float, float | None]]:
-    reads, marked = one["costs"]["128 x 0.1"], one["costs"][THIRD_MARK]
+    reads = one["costs"]["128 x 0.1"]
+    marked = one["costs"][THIRD_MARK]
     return [
         ("sent", one["sent"], goal.sent),
         ("last", one["last"], goal.last),
@@ -101,12 +106,15 @@ def _reached(one: dict[str, Any], goal: Goal) -> list[tuple[str, float, float | 
 
 
 def is_reported(run: Recorded | Run) -> bool:
-    """Whether the run is in the half that the profiles were not tuned on: by the parity of a digest of its id."""
+    """Whether the run is in the half that the profiles were not tuned on: by the parity of a digest
+    of its id."""
     return sha256(run.id.encode()).digest()[0] % 2 == 1
 
 
-CODING, GATHERING = "coding agents", "gathering agents"
-"""Agents that work on code, and those that gather facts through the APIs of others: research, MCP, customer service."""
+CODING = "coding agents"
+GATHERING = "gathering agents"
+"""Agents that work on code, and those that gather facts through the APIs of others: research, MCP,
+customer service."""
 
 
 def agents(run: Recorded | Run) -> str:
@@ -127,7 +135,9 @@ def compared(runs: Sequence[Recorded]) -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> str:
     halves = [tables(title, found[title]) for title in ("reported", "all")]
-    goals = "goals on the reported half, and missed: " + ("; ".join(missed(found["reported"])) or "nothing")
+    goals = "goals on the reported half, and missed: " + (
+        "; ".join(missed(found["reported"])) or "nothing"
+    )
     return "\n\n".join([*halves, goals])
 
 
@@ -139,7 +149,9 @@ def figures(bench: Bench, found: dict[str, list[Figures]]) -> dict[str, Any]:
 def _figures(bench: Bench, rows: Sequence[Figures], plan: Chosen) -> dict[str, Any]:
     causes = Counter(cause for run in bench.runs for cause in _causes(run, plan))
     read = {
-        f"{chance:.0%}": median(bench.costs(bench.figures(plan.strategy(chance), ("128 x 0.1",)), "128 x 0.1"))
+        f"{chance:.0%}": median(
+            bench.costs(bench.figures(plan.strategy(chance), ("128 x 0.1",)), "128 x 0.1")
+        )
         for chance in READ_BACK
     }
     costs = {model: bench.costs(rows, model) for model in SHOWN}
@@ -172,16 +184,24 @@ def _causes(run: Recorded, plan: Chosen) -> list[Cause]:
 
 
 def tables(title: str, found: dict[str, Any]) -> str:
-    """Tokens, events and read-back by plan, then costs: mean, worst, share of the runs that are dearer."""
+    """Tokens, events and read-back by plan, then costs: mean, worst, share of the runs that are
+    dearer."""
     heads = "".join(f"{f'{chance:.0%} read':>10}" for chance in READ_BACK)
-    lines = [f"{title:26}{'sent':>8}{'last':>8}{'largest':>9}{'events':>8}{'views':>7}{heads}  causes"]
+    lines = [
+        f"{title:26}{'sent':>8}{'last':>8}{'largest':>9}{'events':>8}{'views':>7}{heads}  causes"
+    ]
     for name, one in found.items():
         causes = " ".join(f"{cause}:{count}" for cause, count in one["causes"].items() if count)
-        row = f"{name:26}{one['sent']:8.3f}{one['last']:8.3f}{one['largest']:9,}{one['events']:8.1f}"
+        row = (
+            f"{name:26}{one['sent']:8.3f}{one['last']:8.3f}{one['largest']:9,}{one['events']:8.1f}"
+        )
         read = "".join(f"{cost:10.3f}" for cost in one["read_back"].values())
         lines.append(f"{row}{one['kept_views']:7}{read}  {causes}")
     lines += ["", f"{'mean, worst, dearer':26}" + "".join(f"{model:>18}" for model in SHOWN)]
     for name, one in found.items():
-        costs = (f"{cost['mean']:.3f} {cost['worst']:.3f} {cost['dearer']:4.0%}" for cost in one["costs"].values())
+        costs = (
+            f"{cost['mean']:.3f} {cost['worst']:.3f} {cost['dearer']:4.0%}"
+            for cost in one["costs"].values()
+        )
         lines.append(f"{name:26}" + "".join(f"{cost:>18}" for cost in costs))
     return "\n".join(lines)

@@ -1,6 +1,8 @@
-"""A recorded run turn by turn, as a strategy for small contexts would have sent it: run → calls to the upstream.
+"""A recorded run turn by turn, as a strategy for small contexts would have sent it: run → calls to
+the upstream.
 
-Nothing is really sent. The proxy's strategy is its own plan; each summary is canned, `SUMMARY` tokens long.
+Nothing is really sent. The proxy's strategy is its own plan; each summary is canned, `SUMMARY`
+tokens long.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class Kind(Enum):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request to the upstream. `output`: tokens that the model writes besides the run's own reply."""
+    """One request to the upstream. `output`: tokens that the model writes besides the run's own
+    reply."""
 
     prompt: Prompt
     output: int = 0
@@ -60,7 +63,8 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A run as the plan and the caches see it: messages, the content blocks of each, the tokens of its tools."""
+    """A run as the plan and the caches see it: messages, the content blocks of each, the tokens of
+    its tools."""
 
     id: str
     source: str
@@ -95,12 +99,17 @@ def entries(run: Run, dialect: Dialect) -> list[bytes | Raw]:
     """The run's history in the entries of this API."""
     if dialect is CHAT:
         return [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
-    body = {"model": "gpt-4o", "input": items(run.messages)} if dialect is RESPONSES else request(run.messages)
+    body = (
+        {"model": "gpt-4o", "input": items(run.messages)}
+        if dialect is RESPONSES
+        else request(run.messages)
+    )
     return [*dialect.parse(json.dumps(body, ensure_ascii=False).encode()).entries]
 
 
 def conversation(run: Run, dialect: Dialect) -> tuple[str, list[Json]]:
-    """The system prompt, if it is no part of the history in this API, and one message for each entry."""
+    """The system prompt, if it is no part of the history in this API, and one message for each
+    entry."""
     if dialect is CHAT:
         return "", run.messages
     if dialect is RESPONSES:
@@ -111,7 +120,8 @@ def conversation(run: Run, dialect: Dialect) -> tuple[str, list[Json]]:
 
 
 def merged(messages: Iterable[Json]) -> Iterator[Json]:
-    """The messages with each reply's in one: Responses has no border between two replies that follow each other."""
+    """The messages with each reply's in one: Responses has no border between two replies that
+    follow each other."""
     for role, group in groupby(messages, key=lambda message: message["role"]):
         if role != "assistant":
             yield from group
@@ -128,7 +138,8 @@ def measured(raw: bytes | Raw, tokens: Tokens, dialect: Dialect = CHAT) -> Messa
 
 
 def content_blocks(message: Json) -> int:
-    """The content blocks of a message as Anthropic counts them: each text and each tool call is one."""
+    """The content blocks of a message as Anthropic counts them: each text and each tool call is
+    one."""
     return max(bool(message.get("content")) + len(message.get("tool_calls") or ()), 1)
 
 
@@ -153,7 +164,8 @@ class Proxied(msgspec.Struct, frozen=True):
 
 
 def cost(calls: Iterable[Call], model: Model) -> float:
-    """The cost in input tokens, without the replies that the client asked for: every strategy pays for these."""
+    """The cost in input tokens, without the replies that the client asked for: every strategy pays
+    for these."""
     cache = model.cold()
     return sum(cache.charge(call.prompt) + OUTPUT_PRICE * call.output for call in calls)
 
@@ -170,20 +182,30 @@ def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
         yield index, run.items[index].tokens, run.blocks[index]
 
 
-def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment, moved: Sequence[int] = ()) -> Prompt:
+def prompt(
+    run: Recorded, messages: Iterable[Segment], *tools: Segment, moved: Sequence[int] = ()
+) -> Prompt:
     """The prompt that goes upstream: the client's tools, then ours, then the messages.
 
     `moved`: the messages before and behind which the proxy sets its own breakpoints.
     """
     defined = [("tools", run.tools, 1), *tools]
     segments = [*defined, *messages]
-    places = [_mark(run, segments, index) for index in (min(moved), max(moved) + 1)] if moved else []
-    return Prompt(segments, head=len(defined), marks=[place for place in places if place is not None])
+    places = (
+        [_mark(run, segments, index) for index in (min(moved), max(moved) + 1)] if moved else []
+    )
+    return Prompt(
+        segments, head=len(defined), marks=[place for place in places if place is not None]
+    )
 
 
 def _mark(run: Recorded, segments: Sequence[Segment], end: int) -> int | None:
-    """The place of the last message before `end` that can carry a breakpoint: no call, and no round of ours."""
-    place = next((at for at, (key, _, _) in enumerate(segments) if isinstance(key, tuple) and key[0] == end), 0)
+    """The place of the last message before `end` that can carry a breakpoint: no call, and no round
+    of ours."""
+    place = next(
+        (at for at, (key, _, _) in enumerate(segments) if isinstance(key, tuple) and key[0] == end),
+        0,
+    )
     for at in range(place - 1, -1, -1):
         key = segments[at][0]
         index = key[0] if isinstance(key, tuple) else None
@@ -198,7 +220,9 @@ class _Replay:
     def __init__(self, run: Recorded, strategy: Proxied) -> None:
         self._run = run
         self._offload = strategy.offload
-        self._at_once = strategy.inject is Inject.ALWAYS or (strategy.inject is Inject.AGENTS and run.tools > 0)
+        self._at_once = strategy.inject is Inject.ALWAYS or (
+            strategy.inject is Inject.AGENTS and run.tools > 0
+        )
         self._reading = strategy.reading
         self._room = Room()
         self._late = 0 if strategy.offload.compress.wait is Wait.ALWAYS else strategy.late
@@ -225,10 +249,14 @@ class _Replay:
 
     def _arrive(self, number: int) -> None:
         if self._made and self._made[0] <= number:
-            self._shown, self._made = self._made[1], None
+            self._shown = self._made[1]
+            self._made = None
 
     def _turn(self, plan: Plan, point: int) -> Iterator[Call]:
-        unread = next((index for index in plan.moves if index not in self._read and self._is_read(index)), None)
+        unread = next(
+            (index for index in plan.moves if index not in self._read and self._is_read(index)),
+            None,
+        )
         if unread is None:
             yield Call(self._sent(plan, point))
             return
@@ -246,18 +274,25 @@ class _Replay:
         return int.from_bytes(lot[:4]) < self._reading * 2**32
 
     def _summary(self, plan: Plan, boundary: SummaryBoundary) -> Call:
-        """The call that makes a snapshot: the conversation as it was sent before the boundary's event, and the task."""
+        """The call that makes a snapshot: the conversation as it was sent before the boundary's
+        event, and the task."""
         before = plan.before(boundary.event)
-        return Call(self._sent(before, boundary.end, [(("task", boundary.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)
+        return Call(
+            self._sent(before, boundary.end, [(("task", boundary.end), TASK, 1)]),
+            SUMMARY_OUTPUT,
+            Kind.SUMMARY,
+        )
 
     def _sent(self, plan: Plan, end: int, after: Iterable[Segment] = ()) -> Prompt:
-        """The messages before `end` as the upstream gets them, under the plan and the current snapshot."""
+        """The messages before `end` as the upstream gets them, under the plan and the current
+        snapshot."""
         ours = self._at_once or not plan.empty
         tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
         return prompt(self._run, [*self._messages(plan, end), *after], *tools, moved=_moved(plan))
 
     def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
-        boundary, items = self._shown, self._run.items
+        boundary = self._shown
+        items = self._run.items
         snapshot: list[Segment] = [(("snapshot", boundary.end), SUMMARY, 0)] if boundary else []
         if items[0].role is not Role.SYSTEM:
             yield from snapshot
@@ -271,12 +306,17 @@ class _Replay:
                 continue
             yield from self._round(plan, index)
             move = plan.moves.get(index)
-            yield (index, move and bool(move.event)), live(items[index], move), self._run.blocks[index]
+            yield (
+                (index, move and bool(move.event)),
+                live(items[index], move),
+                self._run.blocks[index],
+            )
             if index == 0 and items[0].role is Role.SYSTEM:
                 yield from snapshot
 
     def _round(self, plan: Plan, index: int) -> Iterator[Segment]:
-        """The answers that the model read before that reply; of large ones only a line once they were used."""
+        """The answers that the model read before that reply; of large ones only a line once they
+        were used."""
         for page, tokens in enumerate(self._rounds.get(index, ())):
             large = tokens > self._offload.max_tool_message_tokens
             size = READ_CALL + (SHRUNK if large and index < plan.used else tokens)
@@ -284,7 +324,8 @@ class _Replay:
 
 
 def _moved(plan: Plan) -> list[int]:
-    """The messages that the newest event moved; none where it has a snapshot, which precedes them."""
+    """The messages that the newest event moved; none where it has a snapshot, which precedes
+    them."""
     event = len(plan.events)
     if not event or (plan.boundaries and plan.boundaries[-1].event == event):
         return []

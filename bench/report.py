@@ -21,7 +21,10 @@ def table(point: Point, measured: Measured) -> str:
     heads = ["requests/s", "of bare", "p50", "p99", *added, "CPU"]
     lines = [f"\n{point}", f"{'':24}" + "".join(f"{head:>12}" for head in heads)]
     for name, figures in measured.items():
-        lines.append(f"{name:24}" + (f"  {figures}" if isinstance(figures, str) else _row(point, measured, figures)))
+        lines.append(
+            f"{name:24}"
+            + (f"  {figures}" if isinstance(figures, str) else _row(point, measured, figures))
+        )
     return "\n".join(lines)
 
 
@@ -30,12 +33,15 @@ def _row(point: Point, measured: Measured, figures: Figures) -> str:
     added = [figures.p50 - direct.p50, figures.p99 - direct.p99]
     if point.stream:
         added.append(figures.first - direct.first)
-    times = "".join(f"{seconds * 1000:12.2f}" for seconds in (figures.p50, figures.p99, *added, figures.cpu))
+    times = "".join(
+        f"{seconds * 1000:12.2f}" for seconds in (figures.p50, figures.p99, *added, figures.cpu)
+    )
     return f"{figures.rate:12.0f}{figures.share:12.2f}{times}"
 
 
 def memory_table(memory: Mapping[str, Sequence[float]]) -> str:
-    """Resident megabytes of each system's processes, after one small request and at the end, in Markdown.
+    """Resident megabytes of each system's processes, after one small request and at the end, in
+    Markdown.
 
     0 means that the system has ended.
     """
@@ -69,7 +75,11 @@ def _markdown(title: str, results: Mapping[Point, Measured], shown: Shown) -> st
     lines.append("|---" * (len(requests) + 1) + "|")
     for name in next(iter(results.values())):
         cells = [
-            [_cell(measured, name, shown) for point, measured in results.items() if (point.size, point.way) == request]
+            [
+                _cell(measured, name, shown)
+                for point, measured in results.items()
+                if (point.size, point.way) == request
+            ]
             for request in requests
         ]
         lines.append(f"| {name} | " + " | ".join(" / ".join(cell) for cell in cells) + " |")
@@ -82,14 +92,21 @@ def _cell(measured: Measured, name: str, shown: Shown) -> str:
 
 
 def draw(path: Path, results: Mapping[Point, Measured]) -> None:
-    """Draw requests/s relative to the bare relay, at the middle one of the measured numbers of connections."""
+    """Draw requests/s relative to the bare relay, at the middle one of the measured numbers of
+    connections."""
     counts = sorted({point.connections for point in results})
     middle = [point for point in results if point.connections == counts[len(counts) // 2]]
     names = [name for name in results[middle[0]] if name not in BASELINES][::-1]
     sizes = list(dict.fromkeys(point.size for point in middle))
-    with chart.saved(path, f"Requests/s beside a bare relay's ({middle[0].crowd}, one worker)") as axes:
+    with chart.saved(
+        path, f"Requests/s beside a bare relay's ({middle[0].crowd}, one worker)"
+    ) as axes:
         for point in middle:
-            shares = {name: one.share for name in names if isinstance(one := results[point][name], Figures)}
+            shares = {
+                name: one.share
+                for name in names
+                if isinstance(one := results[point][name], Figures)
+            }
             place = sizes.index(point.size)
             axes.plot(
                 list(shares.values()),

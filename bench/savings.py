@@ -1,12 +1,14 @@
-"""The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
+"""The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside
+other strategies.
 
     python -m bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--png-dir DIR]
                                    [--dialect chat|responses|messages]
 
-Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
-input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
-tokens for each token. A snapshot exists from the client's next request on (*3 later*: three requests later). Each
-figure is a ratio to the same run without a proxy.
+Every request of a run is planned and priced on paper, without a server or a model. Summaries are
+canned. A summary's input is charged through the same cache as everything else; its output, and that
+of calls that read back, costs 5 input tokens for each token. A snapshot exists from the client's
+next request on (*3 later*: three requests later). Each figure is a ratio to the same run without a
+proxy.
 """
 
 from __future__ import annotations
@@ -47,21 +49,26 @@ STRATEGIES: dict[str, Strategy] = {
     "proxy: compress": Proxied(written.offload(mode=Mode.COMPRESS)),
     "last 5 results": window(5),
     "last 10 results": window(10),
-    "decided at every request": redeciding(Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)),
+    "decided at every request": redeciding(
+        Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)
+    ),
 }
 DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 READ_BACK = (0.0, 0.05, 0.2)
 """Probabilities that a moved result is read back, once."""
-MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
+MAX_TOTAL = (10_000, 20_000, 40_000, 80_000)
+KEEP = (None, 6, 12)
 """The sweep over `max_total_tokens` and `keep_recent_count`."""
 SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
 LENGTHS = (5_000, 10_000, 15_000, 25_000, 36_000, 70_000)
-"""Tokens of a run's largest request without a proxy, from which each row of the table by length begins."""
+"""Tokens of a run's largest request without a proxy, from which each row of the table by length
+begins."""
 BY_LENGTH = ("128 x 0.1", BREAKPOINTS)
 
 
 def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
-    """The expected ratios at this chance, between those where results are never and always read back."""
+    """The expected ratios at this chance, between those where results are never and always read
+    back."""
     return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
 
 
@@ -70,20 +77,30 @@ def share(values: Sequence[float], limit: float = 1.0) -> float:
     return sum(value <= limit + 1e-9 for value in values) / len(values)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def sent_table(bench: Bench, found: dict[str, list[Figures]]) -> str:
-    lines = [f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"]
+    lines = [
+        f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"
+    ]
     for strategy, rows in found.items():
-        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
-        broken, summaries = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries"))
-        lines.append(f"{strategy:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}")
+        sent = bench.ratios(rows, lambda one: one.sent)
+        last = bench.ratios(rows, lambda one: one.last)
+        broken, summaries = (
+            sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries")
+        )
+        lines.append(
+            f"{strategy:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}"
+        )
     return "\n".join(lines)
 
 
 def cost_table(
-    bench: Bench, found: dict[str, list[Figures]], title: str, of: Callable[[Sequence[float]], float]
+    bench: Bench,
+    found: dict[str, list[Figures]],
+    title: str,
+    of: Callable[[Sequence[float]], float],
 ) -> str:
     lines = [f"{title:26}" + "".join(f"{model:>13}" for model in MODELS)]
     lines += [
@@ -99,8 +116,12 @@ def default_table(bench: Bench, ours: Sequence[Figures], reading: Sequence[Figur
     lines = [f"{OURS:26}{'median':>8}{'p90':>8}{'worst':>8}{'<= 1.00':>9}{chances}"]
     for model in MODELS:
         costs, always = bench.costs(ours, model), bench.costs(reading, model)
-        expected = "".join(f"{median(read_back(chance, costs, always)):10.3f}" for chance in READ_BACK[1:])
-        spread = f"{median(costs):8.3f}{percentile(costs, 0.9):8.3f}{max(costs):8.3f}{share(costs):9.0%}"
+        expected = "".join(
+            f"{median(read_back(chance, costs, always)):10.3f}" for chance in READ_BACK[1:]
+        )
+        spread = (
+            f"{median(costs):8.3f}{percentile(costs, 0.9):8.3f}{max(costs):8.3f}{share(costs):9.0%}"
+        )
         lines.append(f"{model:26}{spread}{expected}")
     return "\n".join(lines)
 
@@ -113,14 +134,20 @@ def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
         places = [place for place, group in enumerate(groups) if source in group]
         costs = [median(bench.costs(ours, model)[place] for place in places) for model in SWEPT]
         middle = median(sent[place] for place in places)
-        lines.append(f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs))
+        lines.append(
+            f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs)
+        )
     return "\n".join(lines)
 
 
 def length_tables(runs: Sequence[Recorded]) -> str:
-    """By the largest request: mean of the tokens sent; mean cost, the worst, and the share of runs that are dearer."""
+    """By the largest request: mean of the tokens sent; mean cost, the worst, and the share of runs
+    that are dearer."""
     tables = list[str]()
-    for half, chosen in (("all", runs), ("reported", [run for run in runs if profiles.is_reported(run)])):
+    for half, chosen in (
+        ("all", runs),
+        ("reported", [run for run in runs if profiles.is_reported(run)]),
+    ):
         bench = Bench(chosen, BY_LENGTH)
         for profile in (Profile.BALANCED, Profile.FRUGAL):
             ours = bench.figures(profiles.chosen(profile=profile).strategy(), BY_LENGTH)
@@ -138,7 +165,9 @@ def _length_table(title: str, bench: Bench, ours: Sequence[Figures]) -> str:
             continue
         name = f"{least:,} to {below:,}" if below < sys.maxsize else f"from {least:,} on"
         priced = "".join(f"{_spread([one[place] for place in places]):>20}" for one in costs)
-        lines.append(f"{name:30}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}")
+        lines.append(
+            f"{name:30}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}"
+        )
     return "\n".join(lines)
 
 
@@ -163,45 +192,74 @@ def sweep_table(bench: Bench, sweep: Sweep) -> str:
     head = f"{'max_total':>9} {'keep_recent':>11} {'sent':>7} {'last':>7} {'events':>7}"
     lines = [head + "".join(f"{f'{model} (worst)':>24}" for model in SWEPT)]
     for (total, keep), rows in sweep.items():
-        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
+        sent = bench.ratios(rows, lambda one: one.sent)
+        last = bench.ratios(rows, lambda one: one.last)
         costs = [bench.costs(rows, model) for model in SWEPT]
         priced = "".join(f"{f'{median(one):.3f} ({max(one):.3f})':>24}" for one in costs)
-        happened = events(bench.runs, written.offload(max_total_tokens=total, keep_recent_count=keep))
-        lines.append(f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}")
+        happened = events(
+            bench.runs, written.offload(max_total_tokens=total, keep_recent_count=keep)
+        )
+        lines.append(
+            f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}"
+        )
     return "\n".join(lines)
 
 
 def events(runs: Sequence[Recorded], offload: Offload) -> float:
     """The mean number of events in a run."""
-    plans = [fold(run.items[: run.points[-1]], offload, Room(), 0 if run.tools else OUR_TOOLS_TOKENS) for run in runs]
+    plans = [
+        fold(run.items[: run.points[-1]], offload, Room(), 0 if run.tools else OUR_TOOLS_TOKENS)
+        for run in runs
+    ]
     return sum(len(plan.events) for plan in plans) / len(plans)
 
 
-# -- charts ------------------------------------------------------------------------------------------------------------
+# -- charts ----------------------------------------------------------------------------------------
 
 
 def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Sweep) -> None:
     ours = found[OURS]
-    x, y = "share of the runs, cheapest first", "cost, of no proxy"
-    with chart.saved(folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y) as axes:
+    x = "share of the runs, cheapest first"
+    y = "cost, of no proxy"
+    with chart.saved(
+        folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y
+    ) as axes:
         for model in MODELS:
             if model in ("64 x 0.1", "16 x 0.1"):
                 continue  # their curves coincide with 128 x 0.1
             costs = sorted(bench.costs(ours, model))
-            axes.plot([place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model)
+            axes.plot(
+                [place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model
+            )
         axes.axhline(1, color="black", linewidth=0.8)
     run = max(bench.runs, key=lambda one: len(one.points))
-    with chart.saved(folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent") as axes:
+    with chart.saved(
+        folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent"
+    ) as axes:
         for name in ("no proxy", OURS, "last 5 results", "decided at every request"):
-            axes.plot([call.prompt.tokens for call in STRATEGIES[name](run) if call.kind is Kind.CLIENT], label=name)
-    x, y = "max_total_tokens", "median, of no proxy"
-    with chart.saved(folder / "savings-sweep.png", "How much old history is allowed", x=x, y=y) as axes:
+            axes.plot(
+                [call.prompt.tokens for call in STRATEGIES[name](run) if call.kind is Kind.CLIENT],
+                label=name,
+            )
+    x = "max_total_tokens"
+    y = "median, of no proxy"
+    with chart.saved(
+        folder / "savings-sweep.png", "How much old history is allowed", x=x, y=y
+    ) as axes:
         rows = [sweep[total, None] for total in MAX_TOTAL]
         axes.plot(
-            MAX_TOTAL, [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows], "k--", label="sent"
+            MAX_TOTAL,
+            [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows],
+            "k--",
+            label="sent",
         )
         for model in SWEPT:
-            axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
+            axes.plot(
+                MAX_TOTAL,
+                [median(bench.costs(one, model)) for one in rows],
+                marker="o",
+                label=f"cost, {model}",
+            )
 
 
 def report(runs: Sequence[Recorded], folder: Path | None) -> None:
@@ -209,7 +267,8 @@ def report(runs: Sequence[Recorded], folder: Path | None) -> None:
     bench = Bench(runs)
     found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
     reading = bench.figures(Proxied(Offload(), reading=True))
-    ours, sweep = found[OURS], swept(bench)
+    ours = found[OURS]
+    sweep = swept(bench)
     tables = [
         f"{len(runs)} runs, {sum(len(run.points) for run in runs):,} requests",
         sent_table(bench, found),
@@ -236,11 +295,21 @@ def plannable(runs: Iterable[Run], dialect: Dialect = CHAT) -> Iterator[Recorded
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
-    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
-    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
-    parser.add_argument("--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
+    )
+    parser.add_argument(
+        "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
+    )
+    parser.add_argument(
+        "--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]"
+    )
     parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if absence(options.transcripts):

@@ -1,13 +1,17 @@
-"""CPU and memory of requests as histories and conversations grow: `python -m bench.scale [--png-dir DIR]`.
+"""CPU and memory of requests as histories and conversations grow: `python -m bench.scale [--png-dir
+DIR]`.
 
-CPU time and memory are those of the proxy's process alone, background work included, with no other requests.
+CPU time and memory are those of the proxy's process alone, background work included, with no other
+requests.
 
-- *history*: a conversation of so many messages, first seen (*cold*) and then extended by a call and its result of 1 KB
-  (*warm*), with the policy off, with every large result moved (compact), and with the default policy (auto). A
-  history's bytes must pass through any proxy; the figure with the policy off shows the cost of that alone;
-- *new*: so many new messages after 1,000 known ones. Comparing the cost of a new and of a known message shows how far
-  the cost of a request is linear in its new messages;
-- *conversations*: distinct conversations, one after another, each with 12 messages and one result that is moved.
+- *history*: a conversation of so many messages, first seen (*cold*) and then extended by a call and
+  its result of 1 KB (*warm*), with the policy off, with every large result moved (compact), and
+  with the default policy (auto). A history's bytes must pass through any proxy; the figure with the
+  policy off shows the cost of that alone;
+- *new*: so many new messages after 1,000 known ones. Comparing the cost of a new and of a known
+  message shows how far the cost of a request is linear in its new messages;
+- *conversations*: distinct conversations, one after another, each with 12 messages and one result
+  that is moved.
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ from bench.metering import Cost, Meter, answering, metered
 Json = dict[str, Any]
 
 MIB = 2**20
-OFF, COMPACT, AUTO = "off", "compact", "auto"
+OFF = "off"
+COMPACT = "compact"
+AUTO = "auto"
 MODES: dict[str, Json] = {
     OFF: {"mode": "off"},
     COMPACT: {"mode": "compact", "max_tool_message_tokens": 150},
@@ -45,8 +51,14 @@ NEW = (2, 30, 300, 1_000)
 CONVERSATIONS = (1, 10, 100, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 20_000)
 STEPS = 3
 """Requests for each figure, which is their median."""
-TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
-WORDS = ["".join(random.Random(seed).choices("abcdefghijklmnop", k=2 + seed % 8)) for seed in range(5_000)]
+TOOL = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
+WORDS = [
+    "".join(random.Random(seed).choices("abcdefghijklmnop", k=2 + seed % 8))
+    for seed in range(5_000)
+]
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -59,7 +71,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """The state after so many conversations: seconds per request since the last level, RSS and caches in bytes."""
+    """The state after so many conversations: seconds per request since the last level, RSS and
+    caches in bytes."""
 
     conversations: int
     cpu: float
@@ -67,11 +80,12 @@ class Level(msgspec.Struct, frozen=True):
     cached: int
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 class Conversation:
-    """An endless conversation in messages of about `size` bytes: system, user, then calls and their results."""
+    """An endless conversation in messages of about `size` bytes: system, user, then calls and their
+    results."""
 
     def __init__(self, seed: int, size: int) -> None:
         self._seed = seed
@@ -90,7 +104,8 @@ class Conversation:
 
     def _step(self, number: int) -> Iterator[bytes]:
         name = f"call_{self._seed}_{number}"
-        said, result = self._text(number, self._size // 4), self._text(-number, 2 * self._size - self._size // 4 - 260)
+        said = self._text(number, self._size // 4)
+        result = self._text(-number, 2 * self._size - self._size // 4 - 260)
         call = {"id": name, "type": "function", "function": {"name": "search", "arguments": "{}"}}
         yield json.dumps({"role": "assistant", "content": said, "tool_calls": [call]}).encode()
         yield json.dumps({"role": "tool", "tool_call_id": name, "content": result}).encode()
@@ -111,12 +126,13 @@ def request(messages: Sequence[bytes]) -> bytes:
     return b'{"model":"gpt-4.1","messages":[%b],"tools":%b}' % (b",".join(messages), tools)
 
 
-# -- measurements ------------------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------
 
 
 def histories(meter: Meter, sizes: Sequence[tuple[int, int]], steps: int) -> list[Point]:
     return [
-        _point(meter, Conversation(1 + place, size), messages, steps) for place, (messages, size) in enumerate(sizes)
+        _point(meter, Conversation(1 + place, size), messages, steps)
+        for place, (messages, size) in enumerate(sizes)
     ]
 
 
@@ -148,18 +164,21 @@ def new_messages(meter: Meter, sizes: Sequence[int], known: int, steps: int) -> 
 
 
 def conversations(meter: Meter, levels: Sequence[int]) -> list[Level]:
-    found, seen = [], 0
+    found = []
+    seen = 0
     for level in levels:
         begun = meter.cpu()
         for seed in range(seen, level):
             meter.ask(small(10_000 + seed))
         meter.settle()
-        found.append(Level(level, (meter.cpu() - begun) / (level - seen), meter.rss, meter.cached()))
+        found.append(
+            Level(level, (meter.cpu() - begun) / (level - seen), meter.rss, meter.cached())
+        )
         seen = level
     return found
 
 
-# -- tables and charts -------------------------------------------------------------------------------------------------
+# -- tables and charts -----------------------------------------------------------------------------
 
 Points = Mapping[str, Sequence[Point]]
 """By policy."""
@@ -167,7 +186,11 @@ Points = Mapping[str, Sequence[Point]]
 
 def history_table(points: Points) -> str:
     groups = [f"{f'{what}, {mode}':>14}" for what in ("cold", "warm") for mode in MODES]
-    lines = [f"{'messages':>9}{'MB':>8}" + "".join(groups) + f"{'peak MiB':>10}   (CPU ms; RSS under auto)"]
+    lines = [
+        f"{'messages':>9}{'MB':>8}"
+        + "".join(groups)
+        + f"{'peak MiB':>10}   (CPU ms; RSS under auto)"
+    ]
     for off, compact, auto in zip(*(points[mode] for mode in MODES), strict=True):
         row = (off, compact, auto)
         figures = [one.cold.cpu for one in row] + [one.warm.cpu for one in row]
@@ -178,9 +201,15 @@ def history_table(points: Points) -> str:
 
 
 def new_table(news: Mapping[str, Mapping[int, float]], known: int) -> str:
-    lines = [f"{'new behind ' + format(known, ','):>18}" + "".join(f"{mode:>12}" for mode in news) + "   (CPU ms)"]
+    lines = [
+        f"{'new behind ' + format(known, ','):>18}"
+        + "".join(f"{mode:>12}" for mode in news)
+        + "   (CPU ms)"
+    ]
     for size in next(iter(news.values())):
-        lines.append(f"{size:18,}" + "".join(f"{found[size] * 1000:12.1f}" for found in news.values()))
+        lines.append(
+            f"{size:18,}" + "".join(f"{found[size] * 1000:12.1f}" for found in news.values())
+        )
     return "\n".join(lines)
 
 
@@ -188,9 +217,16 @@ def linearity(points: Points, news: Mapping[str, Mapping[int, float]]) -> str:
     """The CPU time that a known and a new message add to the time with the policy off."""
     lines = []
     for mode in (COMPACT, AUTO):
-        old, new = _each_old(points[mode], points[OFF]), _each_new(news[mode], news[OFF])
-        ratio = f"{new / old:,.0f} times as much" if old > 0 else "the other nothing that could be measured"
-        lines.append(f"{mode}: a known message adds {old * 1e6:.2f} us, a new one {new * 1e6:.0f} us: {ratio}")
+        old = _each_old(points[mode], points[OFF])
+        new = _each_new(news[mode], news[OFF])
+        ratio = (
+            f"{new / old:,.0f} times as much"
+            if old > 0
+            else "the other nothing that could be measured"
+        )
+        lines.append(
+            f"{mode}: a known message adds {old * 1e6:.2f} us, a new one {new * 1e6:.0f} us: {ratio}"
+        )
     return "\n".join(lines)
 
 
@@ -201,7 +237,8 @@ def _each_old(points: Sequence[Point], off: Sequence[Point]) -> float:
 
 
 def _each_new(found: Mapping[int, float], off: Mapping[int, float]) -> float:
-    few, many = min(found), max(found)
+    few = min(found)
+    many = max(found)
     return ((found[many] - off[many]) - (found[few] - off[few])) / (many - few)
 
 
@@ -219,31 +256,51 @@ def conversation_table(levels: Sequence[Level]) -> str:
         lines.append(f"{one.conversations:14,}{figures}")
     last = levels[-1]
     middle = min(levels, key=lambda one: abs(one.conversations - last.conversations / 2))
-    lines.append(f"RSS at {last.conversations:,} is {last.rss / middle.rss:.3f} of that at {middle.conversations:,}")
+    lines.append(
+        f"RSS at {last.conversations:,} is {last.rss / middle.rss:.3f} of that at {middle.conversations:,}"
+    )
     return "\n".join(lines)
 
 
 def draw(folder: Path, points: Points, levels: Sequence[Level]) -> None:
-    x, y = "messages of 1 KB in the history", "CPU ms of a request"
-    with chart.saved(folder / "scale-history.png", "A history first seen, and one that goes on", x=x, y=y) as axes:
+    x = "messages of 1 KB in the history"
+    y = "CPU ms of a request"
+    with chart.saved(
+        folder / "scale-history.png", "A history first seen, and one that goes on", x=x, y=y
+    ) as axes:
         for mode, row in points.items():
             same = row[: row.index(ends(row)[1]) + 1]
             places = [point.messages for point in same]
-            [line] = axes.plot(places, [point.warm.cpu * 1000 for point in same], marker="o", label=f"{mode}, warm")
+            [line] = axes.plot(
+                places, [point.warm.cpu * 1000 for point in same], marker="o", label=f"{mode}, warm"
+            )
             cold = [point.cold.cpu * 1000 for point in same]
             axes.plot(places, cold, "--", color=line.get_color(), label=f"{mode}, cold")
         axes.set(xscale="log", yscale="log")
     title = "Distinct conversations of 12 messages"
-    with chart.saved(folder / "scale-conversations.png", title, x="conversations so far", y="MiB") as axes:
+    with chart.saved(
+        folder / "scale-conversations.png", title, x="conversations so far", y="MiB"
+    ) as axes:
         places = [one.conversations for one in levels]
         axes.plot(places, [one.rss / MIB for one in levels], marker="o", label="RSS")
-        axes.plot(places, [one.cached / MIB for one in levels], marker="o", label="caches, as the metrics tell")
+        axes.plot(
+            places,
+            [one.cached / MIB for one in levels],
+            marker="o",
+            label="caches, as the metrics tell",
+        )
         axes.set_ylim(bottom=0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="few and short histories, as a quick check that it works")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="few and short histories, as a quick check that it works",
+    )
     parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if not Path("/proc/self/clear_refs").exists():
@@ -279,7 +336,12 @@ def report(
                 points[mode] = histories(meter, sizes, steps)
         with metered(upstream, SMALL, small(0)) as meter:
             found = conversations(meter, levels)
-    tables = [history_table(points), new_table(news, known), linearity(points, news), conversation_table(found)]
+    tables = [
+        history_table(points),
+        new_table(news, known),
+        linearity(points, news),
+        conversation_table(found),
+    ]
     print("\n\n".join(tables))
     if folder:
         draw(folder, points, found)

@@ -2,10 +2,11 @@
 
     python -m bench.soak [--seconds 120] [--distinct 256]
 
-In every turn the model reads one whole moved result back and answers with its digest, which the client compares with
-the right one. So a wrong answer and a lost original both show as a different digest. After each half, with no requests
-under way, memory, descriptors and threads of the workers are measured. The same conversations are sent repeatedly, so
-that the in-process caches, which otherwise fill over hours, are full after the first half.
+In every turn the model reads one whole moved result back and answers with its digest, which the
+client compares with the right one. So a wrong answer and a lost original both show as a different
+digest. After each half, with no requests under way, memory, descriptors and threads of the workers
+are measured. The same conversations are sent repeatedly, so that the in-process caches, which
+otherwise fill over hours, are full after the first half.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ def run(seconds: float, distinct: int = DISTINCT) -> Figures:
         up.respond(model)
         with redis_server(Path(folder)) as redis:
             store = f"--store=redis://127.0.0.1:{redis.port}/0"
-            with spawned({"default": tight(up.url)}, flags=[store, f"--workers={WORKERS}"]) as proxy:
+            with spawned(
+                {"default": tight(up.url)}, flags=[store, f"--workers={WORKERS}"]
+            ) as proxy:
                 numbers = itertools.cycle(range(distinct))
                 for _ in range(2):
                     with _restarting(redis, figures):
@@ -109,10 +112,14 @@ def run(seconds: float, distinct: int = DISTINCT) -> Figures:
 # The conversations
 
 
-async def _converse(proxy: Proxy, up: StrictUpstream, figures: Figures, numbers: Iterator[int], seconds: float) -> None:
+async def _converse(
+    proxy: Proxy, up: StrictUpstream, figures: Figures, numbers: Iterator[int], seconds: float
+) -> None:
     until = time.monotonic() + seconds
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONVERSATIONS)
-    async with httpx.AsyncClient(base_url=proxy.url, limits=limits, timeout=30, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        base_url=proxy.url, limits=limits, timeout=30, trust_env=False
+    ) as client:
 
         async def one() -> None:
             while time.monotonic() < until:
@@ -142,7 +149,11 @@ async def _conversation(client: httpx.AsyncClient, figures: Figures, number: int
 
 def _fetched(number: int, name: str) -> list[Json]:
     identity = f"call_{number}_{name}"
-    call = {"id": identity, "type": "function", "function": {"name": "fetch", "arguments": json.dumps({"n": name})}}
+    call = {
+        "id": identity,
+        "type": "function",
+        "function": {"name": "fetch", "arguments": json.dumps({"n": name})},
+    }
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": identity, "content": _log(number, name)},
@@ -150,10 +161,15 @@ def _fetched(number: int, name: str) -> list[Json]:
 
 
 def _log(number: int, name: str) -> str:
-    return "".join(f"conversation {number}, log {name}, line {line}: {line * 7919 % 104729}\n" for line in range(40))
+    return "".join(
+        f"conversation {number}, log {name}, line {line}: {line * 7919 % 104729}\n"
+        for line in range(40)
+    )
 
 
-async def _ask(client: httpx.AsyncClient, figures: Figures, messages: list[Json], *, stream: bool) -> str | None:
+async def _ask(
+    client: httpx.AsyncClient, figures: Figures, messages: list[Json], *, stream: bool
+) -> str | None:
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": stream}
     try:
         reply = await client.post("/chat/completions", json=body)
@@ -177,7 +193,9 @@ def model(request: Recorded) -> Message:
         content, more = undone(last["content"])
         return text(_digest(content) if more is None else "more")
     [wanted] = re.findall(r"^Read (\S+)\.$", last["content"])
-    [result] = [message["content"] for message in request.messages if message.get("tool_call_id") == wanted]
+    [result] = [
+        message["content"] for message in request.messages if message.get("tool_call_id") == wanted
+    ]
     [path] = REFERENCE.findall(result)
     return calls(("read_file", {"path": path}))
 
@@ -223,18 +241,26 @@ def _workers(proxy: Proxy) -> list[int]:
     assert proxy.process
     pid = proxy.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def _samples(proxy: Proxy, name: str) -> list[float]:
     page = httpx.get(f"{proxy.root}/metrics", timeout=10, trust_env=False).text
-    return [float(value) for value in re.findall(rf"^{name}(?:{{.*?}})? (\S+)$", page, re.MULTILINE)]
+    return [
+        float(value) for value in re.findall(rf"^{name}(?:{{.*?}})? (\S+)$", page, re.MULTILINE)
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="how long in all [120]")
-    parser.add_argument("--distinct", type=int, default=DISTINCT, help=f"how many conversations [{DISTINCT}]")
+    parser.add_argument(
+        "--distinct", type=int, default=DISTINCT, help=f"how many conversations [{DISTINCT}]"
+    )
     figures = run(**vars(parser.parse_args()))
     sys.stdout.writelines(f"{line}\n" for line in figures.lines())
     for fault in (*figures.failed[:5], *figures.wrong[:5]):

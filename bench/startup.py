@@ -1,8 +1,9 @@
 """The proxy's start-up time and memory: `python -m bench.startup`.
 
-Measured on a child process: the time from its start to the first answer of /health, by which it has loaded the
-vocabulary for counting tokens; its memory before any request and after a first chat; the time of that chat, and how
-long the event loop was blocked meanwhile; and the slowest imports. The table shows medians.
+Measured on a child process: the time from its start to the first answer of /health, by which it has
+loaded the vocabulary for counting tokens; its memory before any request and after a first chat; the
+time of that chat, and how long the event loop was blocked meanwhile; and the slowest imports. The
+table shows medians.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ IMPORT = re.compile(r"import time:\s+(?P<own>\d+) \|\s+(?P<all>\d+) \| (?P<inden
 
 
 class Import(msgspec.Struct, frozen=True):
-    """One module. Microseconds: its own, and including the modules that it was the first to import."""
+    """One module. Microseconds: its own, and including the modules that it was the first to
+    import."""
 
     name: str
     own: int
@@ -70,7 +72,9 @@ def imports(seen: str) -> list[Import]:
 def import_times() -> list[Import]:
     """The imports of a fresh process that serves."""
     command = [sys.executable, "-X", "importtime", "-c", SERVING]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
     return imports(done.stderr)
 
 
@@ -140,14 +144,22 @@ def table(starts: list[Start], found: list[Import]) -> str:
         f"{'imports that take longest by themselves':44}{'own ms':>9}{'in all':>9}",
     ]
     return "\n".join(
-        lines + [f"  {one.name:42}{one.own / 1000:9.1f}{one.total / 1000:9.1f}" for one in found[:LONGEST]]
+        lines
+        + [
+            f"  {one.name:42}{one.own / 1000:9.1f}{one.total / 1000:9.1f}"
+            for one in found[:LONGEST]
+        ]
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.startup", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.startup", description=(__doc__ or "").partition(":")[0]
+    )
     parser.add_argument("--runs", type=int, default=7, help="starts [7]")
-    parser.add_argument("--smoke", action="store_true", help="one start, as a quick check that it works")
+    parser.add_argument(
+        "--smoke", action="store_true", help="one start, as a quick check that it works"
+    )
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
         print("needs /proc: left out")

@@ -1,4 +1,5 @@
-"""What users could do instead of running the proxy: other strategies (`bench.replay.Strategy`) to send a run."""
+"""What users could do instead of running the proxy: other strategies (`bench.replay.Strategy`) to
+send a run."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ PLACEHOLDER = 20
 def window(results: int) -> Strategy:
     """Send the last `results` tool results whole and a placeholder for each older one.
 
-    SWE-agent's history processor `last_n_observations` does this (its paper uses five), and so do many later agents.
+    SWE-agent's history processor `last_n_observations` does this (its paper uses five), and so do
+    many later agents.
     """
 
     def calls(run: Recorded) -> Iterator[Call]:
@@ -34,17 +36,22 @@ def window(results: int) -> Strategy:
         for point in run.points:
             seen = [index for index in tools if index < point]
             old = set(seen[:-results])
-            messages = [_elided(run, index) if index in old else _whole(run, index) for index in range(point)]
+            messages = [
+                _elided(run, index) if index in old else _whole(run, index)
+                for index in range(point)
+            ]
             yield Call(prompt(run, messages))
 
     return calls
 
 
 def redeciding(offload: Offload) -> Strategy:
-    """`/context_offload` in auto mode before each request, on the client's whole history, whose result it never adopts.
+    """`/context_offload` in auto mode before each request, on the client's whole history, whose
+    result it never adopts.
 
-    Large old results are compacted. If that leaves too much, all but the recent messages become a summary, anew each
-    time. The summary's prompt is the history followed by the task, so it has a cached prefix too.
+    Large old results are compacted. If that leaves too much, all but the recent messages become a
+    summary, anew each time. The summary's prompt is the history followed by the task, so it has a
+    cached prefix too.
     """
     return lambda run: _Redeciding(run, offload).calls()
 
@@ -59,13 +66,18 @@ class _Redeciding:
             compacted = list(self._compacted(point))
             recent = self._recent(point, 2)
             if self._too_much(point, compacted, recent):
-                yield Call(prompt(self._run, self._summary_call(recent)), output=SUMMARY_OUTPUT, kind=Kind.SUMMARY)
+                yield Call(
+                    prompt(self._run, self._summary_call(recent)),
+                    output=SUMMARY_OUTPUT,
+                    kind=Kind.SUMMARY,
+                )
                 yield Call(prompt(self._run, self._compressed(point, recent)))
             else:
                 yield Call(prompt(self._run, compacted))
 
     def _compacted(self, point: int) -> Iterator[Segment]:
-        items, offload = self._run.items, self._offload
+        items = self._run.items
+        offload = self._offload
         above = sum(item.tokens for item in items[:point]) > offload.max_total_tokens
         recent = self._recent(point, 1)
         for index in range(point):
@@ -77,9 +89,13 @@ class _Redeciding:
                 yield _whole(self._run, index)
 
     def _too_much(self, point: int, compacted: list[Segment], recent: int) -> bool:
-        items, offload = self._run.items, self._offload
-        before, after = sum(item.tokens for item in items[:point]), sum(size for _, size, _ in compacted)
-        old = sum(compacted[index][1] for index in range(recent) if items[index].role is not Role.SYSTEM)
+        items = self._run.items
+        offload = self._offload
+        before = sum(item.tokens for item in items[:point])
+        after = sum(size for _, size, _ in compacted)
+        old = sum(
+            compacted[index][1] for index in range(recent) if items[index].role is not Role.SYSTEM
+        )
         return old > offload.max_total_tokens and after / before > offload.compact_ratio_threshold
 
     def _summary_call(self, recent: int) -> Iterator[Segment]:

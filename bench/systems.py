@@ -1,6 +1,8 @@
-"""The systems under measurement, started side by side: each in a process of its own, in front of the same upstream.
+"""The systems under measurement, started side by side: each in a process of its own, in front of
+the same upstream.
 
-A system is a name and a function that says how to start it at a `Site`. Other people's systems are in `competitors`.
+A system is a name and a function that says how to start it at a `Site`. Other people's systems are
+in `competitors`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ POLICIES: dict[str, Offload] = {
     "proxy, off": {"mode": "off"},
     # The threshold is above every body's size: the proxy reads and plans, and moves nothing.
     "proxy, planning": {"mode": "auto", "max_total_tokens": 1_000_000_000},
-    # Results have 1 KB. Without this ratio their previews would already call for a summary, which is not measured here.
-    "proxy, moving": {"mode": "auto", "max_tool_message_tokens": 200, "compact_ratio_threshold": 1.0},
+    # Results have 1 KB. Without this ratio their previews would already call for a summary, which
+    # is not measured here.
+    "proxy, moving": {
+        "mode": "auto",
+        "max_tool_message_tokens": 200,
+        "compact_ratio_threshold": 1.0,
+    },
 }
 
 NGINX = """
@@ -55,7 +62,8 @@ QUIET = 0.1
 
 @dataclass(frozen=True)
 class Site:
-    """The ports and the folder that a system gets. It keeps its configuration and all that it writes in `folder`."""
+    """The ports and the folder that a system gets. It keeps its configuration and all that it
+    writes in `folder`."""
 
     upstream: int
     port: int
@@ -111,8 +119,10 @@ class System:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def busy(self) -> float:
-        """Seconds of processor time that its first process has used, ended threads included, to the nanosecond."""
-        return time.clock_gettime(~self.process.pid << 3 | 2)  # Linux's clock of a process: clock_getcpuclockid(3)
+        """Seconds of processor time that its first process has used, ended threads included, to the
+        nanosecond."""
+        # Linux's clock of a process: clock_getcpuclockid(3)
+        return time.clock_gettime(~self.process.pid << 3 | 2)
 
     def settle(self) -> None:
         """Wait until its background work has ended."""
@@ -125,7 +135,8 @@ class System:
 
 
 def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[System]:
-    """Start the upstream itself, called `direct`, then `launchers`. All listen, except those that failed to start."""
+    """Start the upstream itself, called `direct`, then `launchers`. All listen, except those that
+    failed to start."""
     upstream = free_port()
     replying = ours([sys.executable, "-m", "bench.wire", str(upstream)])
     begun = [_begun(running, "direct", replying, Site(0, upstream, _made(folder / "direct")))]
@@ -149,8 +160,14 @@ def _begun(running: ExitStack, name: str, launch: Launch, site: Site) -> System:
 
 @contextmanager
 def _running(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run it in its folder and in a session of its own, offline, with none of this machine's environment but PATH."""
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", **launch.environment}
+    """Run it in its folder and in a session of its own, offline, with none of this machine's
+    environment but PATH."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        **launch.environment,
+    }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             launch.command,
@@ -197,7 +214,8 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def _numbers(pid: int, name: str) -> list[int]:
-    """The numbers in a file of /proc/PID, after name and state (proc(5)); zeros for a process that has ended."""
+    """The numbers in a file of /proc/PID, after name and state (proc(5)); zeros for a process that
+    has ended."""
     fields = _read(Path(f"/proc/{pid}/{name}")).rpartition(")")[2].split()
     return [int(field) for field in fields if field.lstrip("-").isdigit()] or [0] * 14
 
@@ -210,7 +228,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-# -- the proxy and its baselines --------------------------------------------------------------------------------------
+# -- the proxy and its baselines -------------------------------------------------------------------
 
 
 def ours(command: list[str], **environment: str) -> Launch:
@@ -220,7 +238,9 @@ def ours(command: list[str], **environment: str) -> Launch:
 def nginx(program: str) -> Launcher:
     def launch(site: Site) -> Launch:
         configuration = site.folder / "nginx.conf"
-        configuration.write_text(NGINX.format(folder=site.folder, upstream=site.upstream, port=site.port))
+        configuration.write_text(
+            NGINX.format(folder=site.folder, upstream=site.upstream, port=site.port)
+        )
         return Launch([program, "-p", str(site.folder), "-c", str(configuration)])
 
     return launch
@@ -239,7 +259,11 @@ def proxy(offload: Offload) -> Launcher:
         policies = _made(site.folder / "policies")
         policy = {"upstream": {"base_url": f"{site.url}/v1"}, "offload": offload}
         (policies / "default.yaml").write_text(json.dumps(policy))
-        flags = [f"--port={site.port}", f"--policies={policies}", f"--store={site.folder / 'store'}"]
+        flags = [
+            f"--port={site.port}",
+            f"--policies={policies}",
+            f"--store={site.folder / 'store'}",
+        ]
         return ours([sys.executable, "-m", "proxy", "serve", *flags])
 
     return launch

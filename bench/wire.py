@@ -1,7 +1,8 @@
 """The two ends of a measurement: an upstream that only replies, and a client that only asks.
 
-Both share the machine with the system under measurement. To use little of it they implement HTTP/1.1 directly on
-uvloop and discard the bodies that they receive. The upstream is `python -m bench.wire PORT`.
+Both share the machine with the system under measurement. To use little of it they implement
+HTTP/1.1 directly on uvloop and discard the bodies that they receive. The upstream is `python -m
+bench.wire PORT`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ SAID = b"It is the index."
 """A text in every reply."""
 
 NAMES = {"id": "chatcmpl-1", "created": 1_760_000_000, "model": "gpt-4.1"}
-CHOICE = {"index": 0, "message": {"role": "assistant", "content": WORDS * 20}, "finish_reason": "stop"}
+CHOICE = {
+    "index": 0,
+    "message": {"role": "assistant", "content": WORDS * 20},
+    "finish_reason": "stop",
+}
 USAGE = {"prompt_tokens": 200, "completion_tokens": 100, "total_tokens": 300}
-WHOLE = json.dumps({**NAMES, "object": "chat.completion", "choices": [CHOICE], "usage": USAGE}).encode()
+WHOLE = json.dumps(
+    {**NAMES, "object": "chat.completion", "choices": [CHOICE], "usage": USAGE}
+).encode()
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nX-Request-Id: req_1\r\nServer: bench\r\n%b\r\n\r\n"
 REPLY = HEAD % (b"application/json", b"Content-Length: %d" % len(WHOLE)) + WHOLE
@@ -56,7 +63,8 @@ STREAM = [*(_event(_delta(number)) for number in range(EVENTS)), _event("[DONE]"
 
 
 class Message:
-    """An incremental parser of one HTTP message: finds the ends of head and body, and whether it asks for a stream."""
+    """An incremental parser of one HTTP message: finds the ends of head and body, and whether it
+    asks for a stream."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -82,7 +90,9 @@ class Message:
             data = rest
         self.size += len(data)
         across = self._tail + data[:TAIL]
-        self.streams = self.streams or any(spelling in data or spelling in across for spelling in STREAMS)
+        self.streams = self.streams or any(
+            spelling in data or spelling in across for spelling in STREAMS
+        )
         self._tail = (self._tail + data[-TAIL:])[-TAIL:]
         if self._length is not None:
             return self.size >= self._length
@@ -93,8 +103,11 @@ class Message:
         fields = dict(line.lower().partition(b":")[::2] for line in rest.split(b"\r\n"))
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
         self.closes = b"close" in fields.get(b"connection", b"")
-        # A request without either has no body. A reply without either ends with its connection; no system sends one.
-        length = fields.get(b"content-length", b"" if self._chunked or self.start.startswith(b"HTTP") else b"0")
+        # A request without either has no body. A reply without either ends with its connection; no
+        # system sends one.
+        length = fields.get(
+            b"content-length", b"" if self._chunked or self.start.startswith(b"HTTP") else b"0"
+        )
         self._length = int(length) if length else None
 
 
@@ -108,7 +121,8 @@ class Replying(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._message.feed(data):
-            streams, self._message = self._message.streams, Message()
+            streams = self._message.streams
+            self._message = Message()
             if streams:
                 self._transport.write(STREAM_HEAD)
                 self._stream(0)
@@ -116,7 +130,8 @@ class Replying(asyncio.Protocol):
                 self._transport.write(REPLY)
 
     def _stream(self, number: int) -> None:
-        """Write one event per iteration of the loop: without delay, but each in a write of its own."""
+        """Write one event per iteration of the loop: without delay, but each in a write of its
+        own."""
         if self._transport.is_closing():
             return
         self._transport.write(STREAM[number])
@@ -125,13 +140,16 @@ class Replying(asyncio.Protocol):
 
 
 async def serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Replying, "127.0.0.1", port, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(
+        Replying, "127.0.0.1", port, backlog=1024
+    )
     await server.serve_forever()
 
 
 @dataclass(frozen=True)
 class Load:
-    """The figures of one run. Times are seconds; `first` is the time to the first byte of a reply's body."""
+    """The figures of one run. Times are seconds; `first` is the time to the first byte of a reply's
+    body."""
 
     rate: float
     p50: float
@@ -222,7 +240,8 @@ GRACE = 3.0
 
 
 async def load(port: int, request: bytes, connections: int, seconds: float) -> Load:
-    """Ask on so many connections at once for so long. Raises Failed if a reply is not a 200, or none arrives."""
+    """Ask on so many connections at once for so long. Raises Failed if a reply is not a 200, or
+    none arrives."""
     run = _Run(request, port)
     loop = asyncio.get_running_loop()
     stop = loop.call_later(seconds, setattr, run, "stopping", True)
@@ -242,11 +261,14 @@ async def load(port: int, request: bytes, connections: int, seconds: float) -> L
 
 
 async def _connection(run: _Run) -> None:
-    """Ask on one connection, and open another when it ends: most systems keep connections open, some do not."""
+    """Ask on one connection, and open another when it ends: most systems keep connections open,
+    some do not."""
     loop = asyncio.get_running_loop()
     while not run.stopping:
         ended = asyncio.Event()
-        transport, _ = await loop.create_connection(lambda ended=ended: _Asking(run, ended.set), "127.0.0.1", run.port)
+        transport, _ = await loop.create_connection(
+            lambda ended=ended: _Asking(run, ended.set), "127.0.0.1", run.port
+        )
         try:
             await ended.wait()
         finally:
@@ -271,7 +293,8 @@ async def ask(port: int, request: bytes) -> bytes:
 async def _asked(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    message, reply = Message(), b""
+    message = Message()
+    reply = b""
     try:
         while data := await reader.read(1 << 16):
             reply += data

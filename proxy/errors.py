@@ -1,10 +1,12 @@
 """The tree of errors. A class says whose fault it is, and which status and code a client sees.
 
-Below `ProxyError` is what the proxy replies with. `UserMistake` ends the command line with exit code 2. `ClientGone`,
-`Refusal` and `Failed` are defined in `proxy.requests`, beside the work that they end: nothing is replied with them.
+Below `ProxyError` is what the proxy replies with. `UserMistake` ends the command line with exit
+code 2. `ClientGone`, `Refusal` and `Failed` are defined in `proxy.requests`, beside the work that
+they end: nothing is replied with them.
 
-`proxy.plan` and `proxy.dialects` know of nobody's fault: they raise ValueErrors about a value, as `int` does. The code
-that calls a foreign library translates its exceptions into these, once (`raise … from`).
+`proxy.plan` and `proxy.dialects` know of nobody's fault: they raise ValueErrors about a value, as
+`int` does. The code that calls a foreign library translates its exceptions into these, once (`raise
+… from`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import msgspec
 
 
 class Fault(StrEnum):
-    """Whose fault it is that a request went wrong, as metrics and the log show it. Empty: nobody's."""
+    """Whose fault it is that a request went wrong, as metrics and the log show it. Empty:
+    nobody's."""
 
     NONE = ""
     CLIENT = "client"
@@ -34,7 +37,8 @@ class OffloadError(Exception):
 
 
 class UserMistake(OffloadError):
-    """A wrong flag, file or setting. The command line prints the text without a traceback and exits with 2."""
+    """A wrong flag, file or setting. The command line prints the text without a traceback and exits
+    with 2."""
 
 
 class PolicyError(UserMistake):
@@ -44,7 +48,9 @@ class PolicyError(UserMistake):
 class ProxyError(OffloadError):
     """An error that the proxy replies with. `message` is for the person who reads it."""
 
-    status, kind, fault = 500, "server_error", Fault.PROXY
+    status = 500
+    kind = "server_error"
+    fault = Fault.PROXY
     code: str | None = None
     extra: tuple[tuple[bytes, bytes], ...] = ()  # headers of the reply
 
@@ -55,7 +61,11 @@ class ProxyError(OffloadError):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The reply's headers besides the usual ones."""
-        return [*self.extra] if self.retry_after is None else [*self.extra, (b"retry-after", b"%d" % self.retry_after)]
+        return (
+            [*self.extra]
+            if self.retry_after is None
+            else [*self.extra, (b"retry-after", b"%d" % self.retry_after)]
+        )
 
     def body(self) -> bytes:
         """The reply's body, in the shape of OpenAI's API errors."""
@@ -63,11 +73,13 @@ class ProxyError(OffloadError):
         return msgspec.json.encode({"error": error})
 
 
-# -- the client can correct it -----------------------------------------------------------------------------------------
+# -- the client can correct it ---------------------------------------------------------------------
 
 
 class ClientFault(ProxyError):
-    status, kind, fault = 400, "invalid_request_error", Fault.CLIENT
+    status = 400
+    kind = "invalid_request_error"
+    fault = Fault.CLIENT
 
 
 class BadRequest(ClientFault):
@@ -87,66 +99,85 @@ class DashboardFault(ProxyError):
 
 
 class Unauthorized(ClientFault):
-    status, kind, code = 401, "authentication_error", "invalid_api_key"
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
 
 
 class Forbidden(ClientFault):
-    status, kind, code = 403, "permission_error", "path_not_allowed"
+    status = 403
+    kind = "permission_error"
+    code = "path_not_allowed"
 
 
 class ForeignSite(Forbidden):
-    """A web page of another site may have sent this, or a page whose host name was rebound to our address."""
+    """A web page of another site may have sent this, or a page whose host name was rebound to our
+    address."""
 
     code = "origin_not_allowed"
 
 
 class NotThere(ClientFault):
-    status, code = 404, "not_found"
+    status = 404
+    code = "not_found"
 
 
 class MethodNotAllowed(ClientFault):
-    status, code, extra = 405, "method_not_allowed", ((b"allow", b"POST"),)
+    status = 405
+    code = "method_not_allowed"
+    extra = ((b"allow", b"POST"),)
 
 
 class RequestTimeout(ClientFault):
     """It did not arrive in time. It can be sent again."""
 
-    status, code = 408, "request_timeout"
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLarge(ClientFault):
-    status, code = 413, "request_too_large"
+    status = 413
+    code = "request_too_large"
 
 
 class UpgradeRefused(ClientFault):
     """An upgrade to WebSocket. Clients that know this status go on over plain HTTP."""
 
-    status, code, extra = 426, "upgrade_refused", ((b"upgrade", b"HTTP/1.1"),)
+    status = 426
+    code = "upgrade_refused"
+    extra = ((b"upgrade", b"HTTP/1.1"),)
 
 
 class HeadTooLarge(ClientFault):
-    status, code = 431, "request_head_too_large"
+    status = 431
+    code = "request_head_too_large"
 
 
 class Unsupported(ClientFault):
     """A part of HTTP that this proxy does not have, such as tunnels."""
 
-    status, code = 501, "not_implemented"
+    status = 501
+    code = "not_implemented"
 
 
-# -- ours --------------------------------------------------------------------------------------------------------------
+# -- ours ------------------------------------------------------------------------------------------
 
 
 class Overloaded(ProxyError):
-    """Too much at once, or the proxy is shutting down. The client may try again after `retry_after` seconds."""
+    """Too much at once, or the proxy is shutting down. The client may try again after `retry_after`
+    seconds."""
 
-    status, kind, code = 503, "overloaded_error", "overloaded"
+    status = 503
+    kind = "overloaded_error"
+    code = "overloaded"
 
 
 class StoreFault(ProxyError):
-    """The store failed. Chat requests are served anyway: only operations that need the store reply with this."""
+    """The store failed. Chat requests are served anyway: only operations that need the store reply
+    with this."""
 
-    status, code = 503, "store_unavailable"
+    status = 503
+    code = "store_unavailable"
 
 
 class StoreFull(StoreFault):
@@ -157,34 +188,43 @@ class StoreBusy(StoreFault):
     """Too much of one namespace waits for the store, which works."""
 
 
-# -- upstream's --------------------------------------------------------------------------------------------------------
+# -- upstream's ------------------------------------------------------------------------------------
 
 
 class UpstreamFault(ProxyError):
-    status, kind, code, fault = 502, "upstream_error", "upstream_error", Fault.PROTOCOL
+    status = 502
+    kind = "upstream_error"
+    code = "upstream_error"
+    fault = Fault.PROTOCOL
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
-        self.detail = detail  # for the operator's log. It may have upstream's address, so no client gets it.
+        # for the operator's log. It may have upstream's address, so no client gets it.
+        self.detail = detail
 
 
 class UpstreamUnreachable(UpstreamFault):
-    code, fault = "upstream_unreachable", Fault.CONNECT
+    code = "upstream_unreachable"
+    fault = Fault.CONNECT
 
 
 class UpstreamSilent(UpstreamFault):
     """The first byte did not arrive in time, or the reply stopped for too long."""
 
-    status, code, fault = 504, "upstream_timeout", Fault.TIMEOUT
+    status = 504
+    code = "upstream_timeout"
+    fault = Fault.TIMEOUT
 
 
 class UpstreamBroken(UpstreamFault):
     """The reply ended early, or breaks the rules of HTTP or of the API."""
 
-    code, fault = "upstream_broken", Fault.BROKEN
+    code = "upstream_broken"
+    fault = Fault.BROKEN
 
 
 class NoSummary(UpstreamFault):
     """The model's answer is not a summary."""
 
-    code, fault = "no_summary", Fault.SUMMARY
+    code = "no_summary"
+    fault = Fault.SUMMARY

@@ -11,16 +11,18 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 ENTRY_BYTES = 230
-"""Bytes of an entry beside its key and value: a link of the order, its places in two tables, and the pair with its
-weight. Measured as the growth of the process over 60,000 entries."""
+"""Bytes of an entry beside its key and value: a link of the order, its places in two tables, and
+the pair with its weight. Measured as the growth of the process over 60,000 entries."""
 
 
 class Lru(Generic[K, V]):
-    """Thread-safe. An item above its `share` of the limit is not kept, because it would push out too many others."""
+    """Thread-safe. An item above its `share` of the limit is not kept, because it would push out
+    too many others."""
 
     def __init__(self, limit: int, share: int = 8) -> None:
         """`share`: the part of the limit that an item may take; 8: an eighth."""
-        self._limit, self._most = limit, limit // share
+        self._limit = limit
+        self._most = limit // share
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._lock = Lock()
         self.weight = 0

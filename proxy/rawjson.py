@@ -1,10 +1,12 @@
-"""Splits JSON into its members without changing them: the client's number spellings, escapes and key order stay.
+"""Splits JSON into its members without changing them: the client's number spellings, escapes and
+key order stay.
 
-msgspec does this at memory speed, but refuses half a surrogate pair (`"\\ud83d"`), which JavaScript's `slice` leaves in
-tool results every day. Such escapes are masked for msgspec at the same length, and the results are unmasked.
+msgspec does this at memory speed, but refuses half a surrogate pair (`"\\ud83d"`), which
+JavaScript's `slice` leaves in tool results every day. Such escapes are masked for msgspec at the
+same length, and the results are unmasked.
 
-Skipping a value costs about a nanosecond for each byte; the expensive part is making an object for each element. So
-nothing here makes more objects than the limits below allow, whatever comes in.
+Skipping a value costs about a nanosecond for each byte; the expensive part is making an object for
+each element. So nothing here makes more objects than the limits below allow, whatever comes in.
 """
 
 from __future__ import annotations
@@ -27,18 +29,20 @@ NULL = Raw(b"null")
 EMPTY = Raw(b"{}")
 
 MAX_ELEMENTS = 20_000
-"""The most elements of one array, and so the most messages of a request. msgspec makes so many in about 2 ms."""
+"""The most elements of one array, and so the most messages of a request. msgspec makes so many in
+about 2 ms."""
 
 FEW = 256 << 10
-"""The elements of an array of up to so many bytes are not counted first: msgspec makes objects of all of them in 10
-ms."""
+"""The elements of an array of up to so many bytes are not counted first: msgspec makes objects of
+all of them in 10 ms."""
 
 MAX_STRINGS = 100_000
-"""The most strings and keys in one object, at any depth, and so its most members. msgspec makes so many in 40 ms."""
+"""The most strings and keys in one object, at any depth, and so its most members. msgspec makes so
+many in 40 ms."""
 
 MAX_COMMAS = 8_000_000
-"""The most commas in all that msgspec reads in one call. Skipping the value after each takes it up to 8 ns, and holds
-the interpreter: 60 ms. Texts have one in ten bytes at most."""
+"""The most commas in all that msgspec reads in one call. Skipping the value after each takes it up
+to 8 ns, and holds the interpreter: 60 ms. Texts have one in ten bytes at most."""
 
 _PIECE = 1 << 20
 
@@ -62,10 +66,12 @@ class TooManyElements(NotJson):
 
 
 def check_utf8(body: bytes) -> None:
-    """Raises NotJson unless all of `body` is UTF-8: msgspec checks only the strings that it decodes (RFC 8259, 8.1)."""
+    """Raises NotJson unless all of `body` is UTF-8: msgspec checks only the strings that it decodes
+    (RFC 8259, 8.1)."""
     if body.isascii():
         return
-    view, decoder = memoryview(body), codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(body)
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for start in range(0, len(view), _PIECE):
             decoder.decode(view[start : start + _PIECE], final=start + _PIECE >= len(view))
@@ -74,7 +80,8 @@ def check_utf8(body: bytes) -> None:
 
 
 def members(raw: bytes | Raw, *, checked: bool = False) -> Members:
-    """Return an object's members, each as its original bytes. If a key is repeated, the last one counts.
+    """Return an object's members, each as its original bytes. If a key is repeated, the last one
+    counts.
 
     `checked`: the caller knows that they are few. Raises NotJson.
     """
@@ -94,7 +101,9 @@ def elements(raw: bytes | Raw) -> list[Raw]:
     found, masked = decode(_bounded_elements(MAX_ELEMENTS) if many else _elements, raw)
     if many:
         values = msgspec.structs.astuple(found)
-        found = list(values[: next((at for at, value in enumerate(values) if value is NULL), len(values))])
+        found = list(
+            values[: next((at for at, value in enumerate(values) if value is NULL), len(values))]
+        )
     if len(found) > MAX_ELEMENTS:
         raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place")
     return list(map(unmasked, found)) if masked else found
@@ -117,7 +126,8 @@ def text(raw: bytes | Raw) -> str:
 
 
 def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]:
-    """Decode `raw`, and say whether its bytes were masked first; if so, every Raw in the result must be `unmasked`.
+    """Decode `raw`, and say whether its bytes were masked first; if so, every Raw in the result
+    must be `unmasked`.
 
     Raises NotJson.
     """
@@ -129,8 +139,13 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         refused: Exception = error
     whole = bytes(raw)
     if b"\\u" in whole and _DEL not in whole:
-        # Escaped backslashes are masked in pairs, and then the backslash of each surrogate's escape.
-        whole = whole.replace(rb"\\", 2 * _DEL).replace(rb"\ud", _DEL + b"ud").replace(rb"\uD", _DEL + b"uD")
+        # Escaped backslashes are masked in pairs, and then the backslash of each surrogate's
+        # escape.
+        whole = (
+            whole.replace(rb"\\", 2 * _DEL)
+            .replace(rb"\ud", _DEL + b"ud")
+            .replace(rb"\uD", _DEL + b"uD")
+        )
         try:
             return decoder.decode(whole), True
         except _REFUSED as error:
@@ -147,13 +162,17 @@ def unmasked(raw: Raw) -> Raw:
 
 @cache
 def _bounded_elements(most: int) -> msgspec.json.Decoder[Any]:
-    """Return a decoder that stops at the element after the last of `most`; making it takes 40 ms once."""
+    """Return a decoder that stops at the element after the last of `most`; making it takes 40 ms
+    once."""
     fields = [(f"_{place}", Raw, NULL) for place in range(most)]
-    return msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True))
+    return msgspec.json.Decoder(
+        msgspec.defstruct("Elements", fields, array_like=True, forbid_unknown_fields=True)
+    )
 
 
 def encode(value: Any) -> bytes:
-    """Encode our own value as compact JSON. Halves of surrogate pairs are written as escapes again."""
+    """Encode our own value as compact JSON. Halves of surrogate pairs are written as escapes
+    again."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -162,7 +181,8 @@ def encode(value: Any) -> bytes:
 
 def _encoded_with_halves(value: Any) -> bytes:
     if isinstance(value, str):
-        parts, halves = _half.split(value), [*_half.findall(value), ""]
+        parts = _half.split(value)
+        halves = [*_half.findall(value), ""]
         written = [
             msgspec.json.encode(part)[1:-1] + json.dumps(half)[1:-1].encode()
             for part, half in zip(parts, halves, strict=True)
@@ -171,7 +191,9 @@ def _encoded_with_halves(value: Any) -> bytes:
     if isinstance(value, list | tuple):
         return array(map(_encoded_with_halves, value))
     if isinstance(value, dict):
-        pairs = ((_encoded_with_halves(key), _encoded_with_halves(item)) for key, item in value.items())
+        pairs = (
+            (_encoded_with_halves(key), _encoded_with_halves(item)) for key, item in value.items()
+        )
         return b"{%b}" % b",".join(b"%b:%b" % pair for pair in pairs)
     return msgspec.json.encode(value)
 
@@ -203,7 +225,8 @@ def commas(raw: bytes | Raw) -> int:
 
 
 def strings(raw: bytes | Raw) -> int:
-    """Return a number that is not below that of the strings: no backslash precedes their opening quotes. 0: few."""
+    """Return a number that is not below that of the strings: no backslash precedes their opening
+    quotes. 0: few."""
     if len(memoryview(raw)) <= MAX_STRINGS:
         return 0
     whole = bytes(raw)
@@ -215,7 +238,7 @@ def encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-# -- lenient reading: a value of another type than expected counts as absent -------------------------------------------
+# -- lenient reading: a value of another type than expected counts as absent -----------------------
 
 
 def text_of(raw: Raw | None) -> str:
@@ -229,7 +252,8 @@ def text_of(raw: Raw | None) -> str:
 
 
 def members_of(raw: Raw | None) -> Members:
-    """Return an object's members; empty for null or a missing value. Raises NotJson for anything else."""
+    """Return an object's members; empty for null or a missing value. Raises NotJson for anything
+    else."""
     return {} if raw is None or is_null(raw) else members(raw)
 
 
@@ -247,7 +271,8 @@ def elements_of(raw: Raw | None) -> list[Raw]:
 
 
 def on_one_line(body: bytes) -> Members:
-    """Return the members of a body, none of them with a line break; empty for anything but an object."""
+    """Return the members of a body, none of them with a line break; empty for anything but an
+    object."""
     try:
         return members(msgspec.json.format(body, indent=-1))
     except (NotJson, msgspec.MsgspecError):
@@ -259,7 +284,8 @@ def string(text: str) -> Raw:
 
 
 def join(pieces: Iterable[str]) -> str:
-    """Join the pieces. Servers that escape all non-ASCII characters may split a surrogate pair between two pieces."""
+    """Join the pieces. Servers that escape all non-ASCII characters may split a surrogate pair
+    between two pieces."""
     text = "".join(pieces)
     try:
         text.encode()
@@ -275,7 +301,8 @@ def place(raw: Raw | None) -> int | None:
 
 
 def number(raw: Raw) -> int | float | None:
-    """Return a number that is not negative, or None for anything else, or if it is so large that sums could fail."""
+    """Return a number that is not negative, or None for anything else, or if it is so large that
+    sums could fail."""
     text = bytes(raw)
     if not text[:1].isdigit() or len(text) > 32:
         return None

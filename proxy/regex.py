@@ -1,4 +1,5 @@
-"""Regular expressions from models and callers. Their input is hostile, so they run on RE2, which takes linear time.
+"""Regular expressions from models and callers. Their input is hostile, so they run on RE2, which
+takes linear time.
 
 No other module imports re2.
 """
@@ -18,17 +19,20 @@ MAX_LENGTH = 1_000
 """Characters of a pattern. Nobody needs more to grep."""
 
 MAX_MEM = 1 << 20
-"""Bytes of memory for a pattern. RE2's default of 8 MiB lets a 720-character pattern compile for 10 s; this limit
-refuses it in 20 ms."""
+"""Bytes of memory for a pattern. RE2's default of 8 MiB lets a 720-character pattern compile for 10
+s; this limit refuses it in 20 ms."""
 
 STEPS = 1 << 24
-"""The most work for one call of RE2, which nothing can interrupt: a pattern's instructions times the bytes it searches.
+"""The most work for one call of RE2, which nothing can interrupt: a pattern's instructions times
+the bytes it searches.
 
-If a pattern has too many states, RE2 uses only its slow engine, in which each step takes 2 ns: 30 ms in all.
+If a pattern has too many states, RE2 uses only its slow engine, in which each step takes 2 ns: 30
+ms in all.
 """
 
 LINE_STEPS = 8 * STEPS
-"""The same limit for a long line, which can only be searched in one call: 0.3 s at worst. A longer line is refused."""
+"""The same limit for a long line, which can only be searched in one call: 0.3 s at worst. A longer
+line is refused."""
 
 
 class Budget:
@@ -50,14 +54,20 @@ def literal(text: str, budget: Budget | None = None) -> Find:
     return compile(text, budget, quote=re2.escape)
 
 
-def compile(pattern: str, budget: Budget | None = None, *, quote: Callable[[str], str] = str) -> Find:
-    """Return a matcher of `pattern` over UTF-8; see `Find`. Both raise TooSlow once `budget` is spent.
+def compile(
+    pattern: str, budget: Budget | None = None, *, quote: Callable[[str], str] = str
+) -> Find:
+    """Return a matcher of `pattern` over UTF-8; see `Find`. Both raise TooSlow once `budget` is
+    spent.
 
-    Matching ignores case; `^` and `$` match at the ends of a line, and no match extends beyond its line. RE2 releases
-    the interpreter's lock, and threads may share a matcher. Raises ValueError with a text for the pattern's author.
+    Matching ignores case; `^` and `$` match at the ends of a line, and no match extends beyond its
+    line. RE2 releases the interpreter's lock, and threads may share a matcher. Raises ValueError
+    with a text for the pattern's author.
     """
     if len(pattern) > MAX_LENGTH:
-        raise ValueError(f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are allowed")
+        raise ValueError(
+            f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are allowed"
+        )
     budget = budget or Budget(math.inf)
     budget.check()
     options = re2.Options()
@@ -73,11 +83,13 @@ def compile(pattern: str, budget: Budget | None = None, *, quote: Callable[[str]
     except re2.error as error:
         raise ValueError(error.args[0].decode("utf-8", "replace").replace("(?m)", "", 1)) from error
     finally:
-        re2.purge()  # its cache would keep the automata of 128 patterns that are never asked for again
+        # its cache would keep the automata of 128 patterns that are never asked for again
+        re2.purge()
 
 
 class _Matcher:
-    """Searches a few whole lines at a time. In between, others have their turn and the budget is checked."""
+    """Searches a few whole lines at a time. In between, others have their turn and the budget is
+    checked."""
 
     def __init__(self, program: re2._Regexp, budget: Budget) -> None:
         self._search = program.search
@@ -100,14 +112,18 @@ class _Matcher:
             start = stop
 
     def _stop(self, data: bytes, start: int) -> int:
-        """Return how far to search in one call: to the end of a line. Raises TooSlow if that line is too long."""
+        """Return how far to search in one call: to the end of a line. Raises TooSlow if that line
+        is too long."""
         near = start + self._piece
         if near >= len(data):
             return len(data)
-        if isinstance(data, TextLine):  # finding its end again for each match would take quadratic time
+        # finding its end again for each match would take quadratic time
+        if isinstance(data, TextLine):
             stop = len(data)
         else:
             stop = data.rfind(b"\n", start, near) + 1 or data.find(b"\n", near) + 1 or len(data)
         if stop - start > self._longest:
-            raise TooSlow(f"the pattern is too large for a line of {stop - start} bytes; make it shorter")
+            raise TooSlow(
+                f"the pattern is too large for a line of {stop - start} bytes; make it shorter"
+            )
         return stop

@@ -22,7 +22,8 @@ def version() -> str:
 
 
 def _commit() -> str:
-    """Return the commit that the build wrote down, or that of the checkout; otherwise an empty text."""
+    """Return the commit that the build wrote down, or that of the checkout; otherwise an empty
+    text."""
     written = FOLDER / "commit"
     if written.exists():
         return written.read_text(encoding="ascii").strip()

@@ -1,6 +1,8 @@
-"""An incremental decoder of server-sent events that keeps each event's bytes (HTML standard, 9.2.5 and 9.2.6).
+"""An incremental decoder of server-sent events that keeps each event's bytes (HTML standard, 9.2.5
+and 9.2.6).
 
-Lines end at CR, LF or CRLF and nowhere else. U+2028 may occur unescaped in JSON, and splitting there would break it.
+Lines end at CR, LF or CRLF and nowhere else. U+2028 may occur unescaped in JSON, and splitting
+there would break it.
 """
 
 from __future__ import annotations
@@ -10,22 +12,26 @@ import re
 import msgspec
 
 LIMIT = 32 << 20
-"""The most bytes of one event. A whole reply fits; an event that never ends must not fill the memory."""
+"""The most bytes of one event. A whole reply fits; an event that never ends must not fill the
+memory."""
 
 MAX_LINES = 10_000
-"""The most lines of an event that is parsed. An event with more passes through unchanged; no server sends one."""
+"""The most lines of an event that is parsed. An event with more passes through unchanged; no server
+sends one."""
 
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 
 _end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
-"""The end of a line and the empty line after it. If the match ends in CR, its LF may still arrive."""
+"""The end of a line and the empty line after it. If the match ends in CR, its LF may still
+arrive."""
 _longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `raw` holds its bytes, up to and including the empty line; `data` is None if it has no data field."""
+    """One event. `raw` holds its bytes, up to and including the empty line; `data` is None if it
+    has no data field."""
 
     raw: bytes
     data: bytes | None
@@ -51,10 +57,17 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Return the events that these bytes complete. Raises TooLarge."""
-        if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+        if (
+            not self._rest
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n\n") == len(chunk) - 2
+            and b"\r" not in chunk
+        ):
             return [self._event(chunk)]  # the usual case: the server wrote one event at once
         self._rest += chunk
-        events, rest, start = [], self._rest, 0
+        events = []
+        rest = self._rest
+        start = 0
         while match := _end.search(rest, max(start, self._searched)):
             if match.end() == len(rest) and rest.endswith(b"\r"):
                 break  # the line feed of this CRLF may come with the next bytes
@@ -68,13 +81,16 @@ class EventDecoder:
 
     def flush(self) -> list[ServerSentEvent]:
         """Return the unfinished event after the last empty line, if any."""
-        rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
+        rest = bytes(self._rest)
+        self._rest = bytearray()
+        self._searched = 0
         return [self._event(rest)] if rest else []
 
     def _event(self, raw: bytes) -> ServerSentEvent:
         text = raw
         if not self._begun:
-            self._begun, text = True, raw.removeprefix(BOM)
+            self._begun = True
+            text = raw.removeprefix(BOM)
         if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
             return ServerSentEvent(raw, text[6:-2])
         if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:

@@ -32,8 +32,11 @@ def duration(seconds: float, *, exact: bool = False) -> str:
 
 
 def table(rows: Iterable[Iterable[str]], *, right: bool = False) -> str:
-    """Return lines whose columns are aligned: the first to the left, and the others to the right if wanted."""
+    """Return lines whose columns are aligned: the first to the left, and the others to the right if
+    wanted."""
     lines = [list(row) for row in rows]
     first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = "  ".join([f"{{:<{first}}}", *(f"{{:{'>' if right else '<'}{width}}}" for width in others)])
+    form = "  ".join(
+        [f"{{:<{first}}}", *(f"{{:{'>' if right else '<'}{width}}}" for width in others)]
+    )
     return "".join(form.format(*cells).rstrip() + "\n" for cells in lines)

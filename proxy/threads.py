@@ -1,13 +1,13 @@
 """Threads for work that would hold up the event loop, and fair turns for everything that is scarce.
 
-Who gets the next free place: first what a client waits for, then what nobody waits for; among these the tenant whose
-last turn is longest ago; of this tenant the caller whose last turn is longest ago. So a tenant with a thousand pieces
-of work or a hundred keys delays another tenant by one piece. A tenant gets all places but one, and work that nobody
-waits for gets half.
+Who gets the next free place: first what a client waits for, then what nobody waits for; among these
+the tenant whose last turn is longest ago; of this tenant the caller whose last turn is longest ago.
+So a tenant with a thousand pieces of work or a hundred keys delays another tenant by one piece. A
+tenant gets all places but one, and work that nobody waits for gets half.
 
-Long work calls `breathe`, which lets others have their turn, and ends the work if its caller has left. A thread helps
-only if the work releases the interpreter's lock now and then: Python code does so every few milliseconds, but one long
-call into a C parser does not.
+Long work calls `breathe`, which lets others have their turn, and ends the work if its caller has
+left. A thread helps only if the work releases the interpreter's lock now and then: Python code does
+so every few milliseconds, but one long call into a C parser does not.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS = 2
-"""Threads for computing. More compete with the event loop for the interpreter's lock: with four, another tenant's
-median under a flood was 219 ms and not 76."""
+"""Threads for computing. More compete with the event loop for the interpreter's lock: with four,
+another tenant's median under a flood was 219 ms and not 76."""
 
 SWITCH_SECONDS = 0.001
-"""How long a thread may keep the interpreter's lock while others want it; Python's own 5 ms add up where each step of
-a request needs it again."""
+"""How long a thread may keep the interpreter's lock while others want it; Python's own 5 ms add up
+where each step of a request needs it again."""
 
 SMALL = 1 << 20
 """Bytes that the event loop may look through at once, which takes a few milliseconds."""
@@ -49,7 +49,8 @@ SLICE = 0.05
 """Seconds of processor time that work may use before others get their turn."""
 
 PAUSED = 13
-"""Pieces of work that may wait for their next turn in one pool. Each keeps its memory and its thread."""
+"""Pieces of work that may wait for their next turn in one pool. Each keeps its memory and its
+thread."""
 
 WAITING = 1_000
 """Pieces of work that one caller may have waiting."""
@@ -67,7 +68,8 @@ _nobody_waits = ContextVar("_nobody_waits", default=False)
 
 @contextmanager
 def nobody_waits() -> Iterator[None]:
-    """Let what is done in this block, and in tasks that it creates, come after what a client waits for."""
+    """Let what is done in this block, and in tasks that it creates, come after what a client waits
+    for."""
     token = _nobody_waits.set(True)
     try:
         yield
@@ -145,7 +147,8 @@ class Places:
 
     def _next(self) -> Slot | None:
         """Return who gets the next place."""
-        most_of_tenant, most_later = max(1, self._places - 1), max(1, self._places // 2)
+        most_of_tenant = max(1, self._places - 1)
+        most_later = max(1, self._places // 2)
         for lane in self._lanes if self._later < most_later else self._lanes[:1]:
             for tenant, callers in lane.items():
                 if self._busy[tenant] < most_of_tenant:
@@ -154,7 +157,8 @@ class Places:
         return None
 
     def _leave(self, slot: Slot, *, had_its_turn: bool = False) -> None:
-        """Take it out of its queue. After a turn, its caller and its tenant go to the end of theirs."""
+        """Take it out of its queue. After a turn, its caller and its tenant go to the end of
+        theirs."""
         lane = self._lanes[slot.later]
         callers = lane[slot.tenant]
         del callers[slot.caller][slot]
@@ -168,14 +172,17 @@ class Places:
 
 
 class _Abandoned(BaseException):
-    """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches it."""
+    """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches
+    it."""
 
 
 class _Piece:
     """A piece of work under way in a thread."""
 
     def __init__(self, pool: WorkPool, slot: Slot, ended: asyncio.Future[Any]) -> None:
-        self.pool, self.slot, self.ended = pool, slot, ended
+        self.pool = pool
+        self.slot = slot
+        self.ended = ended
         self.until = SLICE
         """Processor time of its thread, in seconds, at which others get their turn."""
 
@@ -190,8 +197,8 @@ _running = threading.local()
 
 
 def breathe() -> None:
-    """Let others have their turn, if this is a thread of a pool and its time slice is over. Long work calls this often;
-    it costs less than a microsecond."""
+    """Let others have their turn, if this is a thread of a pool and its time slice is over. Long
+    work calls this often; it costs less than a microsecond."""
     piece: _Piece | None = getattr(_running, "piece", None)
     if piece is None or time.thread_time() < piece.until:
         return
@@ -206,7 +213,8 @@ def breathe() -> None:
 
 
 class WorkPool:
-    """At most `threads` pieces of work at once, each in a thread of its own. One event loop uses it.
+    """At most `threads` pieces of work at once, each in a thread of its own. One event loop uses
+    it.
 
     The threads are daemons, so a disk that hangs cannot keep the process from ending.
     """
@@ -220,28 +228,35 @@ class WorkPool:
         self._idle = asyncio.Event()
         self._closed = False
 
-    async def run(self, caller: str, work: Callable[[], T], size: float = math.inf, *, begun: bool = False) -> T:
+    async def run(
+        self, caller: str, work: Callable[[], T], size: float = math.inf, *, begun: bool = False
+    ) -> T:
         """Return what `work` returns, or raise what it raises.
 
-        `size` says how many bytes the work looks through; up to `SMALL` of them are no work for a thread.
+        `size` says how many bytes the work looks through; up to `SMALL` of them are no work for a
+        thread.
 
-        Raises Overloaded if too much of the caller's work waits already, unless the work is for a reply that has
-        `begun` and would be cut off; and if the pool is closed. If the call is cancelled before the work starts, the
-        work never runs. If it is cancelled later, the work runs to its end or to a call of `breathe`, and its result is
-        thrown away.
+        Raises Overloaded if too much of the caller's work waits already, unless the work is for a
+        reply that has `begun` and would be cut off; and if the pool is closed. If the call is
+        cancelled before the work starts, the work never runs. If it is cancelled later, the work
+        runs to its end or to a call of `breathe`, and its result is thrown away.
         """
         if size <= SMALL:
             return work()
         if self._closed:
             raise Overloaded("The proxy is shutting down", retry_after=1)
         if not begun and self.places.waiting_of(caller) >= self._most_waiting:
-            raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
+            raise Overloaded(
+                f"More than {self._most_waiting} pieces of work wait for {self._name}",
+                retry_after=1,
+            )
         slot = await self.places.take(caller)
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         piece = _Piece(self, slot, ended)
         self._under_way += 1
         try:
-            # Not `Thread.start`, which holds up the event loop until the new thread gets the interpreter's lock.
+            # Not `Thread.start`, which holds up the event loop until the new thread gets the
+            # interpreter's lock.
             _thread.start_new_thread(_work, (work, piece, self._settle))
         except RuntimeError as error:
             self._release(slot)
@@ -256,7 +271,8 @@ class WorkPool:
         self._closed = True
 
     async def ended(self, seconds: float) -> int:
-        """Close, and wait up to `seconds` for work under way. Returns how many pieces still hang."""
+        """Close, and wait up to `seconds` for work under way. Returns how many pieces still
+        hang."""
         self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -266,7 +282,8 @@ class WorkPool:
         return self._under_way
 
     def _settle(self, piece: _Piece, value: Any, error: BaseException | None) -> None:
-        """Give the place back, as the work has ended, and pass on its result if the caller still waits."""
+        """Give the place back, as the work has ended, and pass on its result if the caller still
+        waits."""
         self._release(piece.slot)
         if piece.ended.done():
             return
@@ -283,7 +300,8 @@ class WorkPool:
 
 def _work(work: Callable[[], object], piece: _Piece, settle: Callable[..., None]) -> None:
     """Do the work in this thread, and tell the event loop, unless it has been closed."""
-    value, failure = None, None
+    value = None
+    failure = None
     _running.piece = piece
     try:
         value = work()
@@ -295,7 +313,8 @@ def _work(work: Callable[[], object], piece: _Piece, settle: Callable[..., None]
 
 
 class Background:
-    """Runs at most `limit` tasks at once, one of each name, which together hold at most `bytes` bytes of memory."""
+    """Runs at most `limit` tasks at once, one of each name, which together hold at most `bytes`
+    bytes of memory."""
 
     def __init__(self, limit: int, bytes: int = 256 << 20) -> None:
         self._limit = limit
@@ -305,8 +324,11 @@ class Background:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, object]], holds: int = 0) -> bool:
-        """Start `work` unless a task of this name, or too much other work, is running. Returns whether it started.
+    def start(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, object]], holds: int = 0
+    ) -> bool:
+        """Start `work` unless a task of this name, or too much other work, is running. Returns
+        whether it started.
 
         `holds` is the number of bytes of memory that the work keeps until it ends.
         """
@@ -319,7 +341,8 @@ class Background:
         return True
 
     async def ended(self, prefix: str, seconds: float) -> bool:
-        """Wait at most `seconds` for the tasks whose names begin like this. Returns whether there were any."""
+        """Wait at most `seconds` for the tasks whose names begin like this. Returns whether there
+        were any."""
         tasks = [task for name, task in self._tasks.items() if name.startswith(prefix)]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)

@@ -40,7 +40,8 @@ class ScriptedInflow:
 
 
 class ScriptedClient:
-    """Sends `pieces` as the request's body, then nothing until `hang_up`. Keeps the messages that it receives."""
+    """Sends `pieces` as the request's body, then nothing until `hang_up`. Keeps the messages that
+    it receives."""
 
     def __init__(self, *pieces: bytes, headers: Headers | None = None, **scope: Any) -> None:
         self.messages: list[Any] = []
@@ -96,4 +97,8 @@ class ScriptedClient:
 
     @property
     def complete(self) -> bool:
-        return bool(self.messages) and not self.messages[-1].get("more_body", False) and len(self.messages) > 1
+        return (
+            bool(self.messages)
+            and not self.messages[-1].get("more_body", False)
+            and len(self.messages) > 1
+        )

@@ -27,15 +27,17 @@ from tests.forking import Nursery
 from tests.serving import Proxy, be_patient, served, spawned
 
 EXAMPLES = 30
-"""How many examples of a property a run without sweeps tries, if the test says nothing else. Others try 100."""
+"""How many examples of a property a run without sweeps tries, if the test says nothing else. Others
+try 100."""
 
 SWEPT = re.compile(r"mark\.sweep|sampling")
 """What stands in a file that has sweeps."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A deadline for one example would measure the machine, and machines are shared. CI also tries the same examples for
-    # the same code, so that what it says is about the change; elsewhere every run tries new ones.
+    # A deadline for one example would measure the machine, and machines are shared. CI also tries
+    # the same examples for the same code, so that what it says is about the change; elsewhere every
+    # run tries new ones.
     hypothesis.settings.register_profile(
         "offload",
         deadline=None,
@@ -48,7 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file without sweeps for a run of the sweeps alone: that would take longer than most of them."""
+    """Do not import a file without sweeps for a run of the sweeps alone: that would take longer
+    than most of them."""
     if collection_path.suffix == ".py" and config.getoption("markexpr").startswith("sweep"):
         return not SWEPT.search(collection_path.read_text(encoding="utf-8")) or None
     return None
@@ -56,7 +59,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage while tests are imported, which takes 2 s of CPU time; afterwards, none of theirs (1 s)."""
+    """Collect no garbage while tests are imported, which takes 2 s of CPU time; afterwards, none of
+    theirs (1 s)."""
     gc.disable()
     try:
         return (yield)
@@ -76,8 +80,8 @@ def forked() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> None:
-    """Let the tests' own requests wait, and proxies for their stores: five seconds, or one, are over soon on a busy
-    machine."""
+    """Let the tests' own requests wait, and proxies for their stores: five seconds, or one, are
+    over soon on a busy machine."""
     be_patient()
     default = inspect.signature(httpx.get).parameters["timeout"].default
     default.connect = default.read = default.write = default.pool = PATIENCE
@@ -85,8 +89,11 @@ def patient() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give the proxies of this process one trusted certificate: reading all takes each of them 18 ms of CPU time."""
-    first, end, _ = Path(certifi.where()).read_text(encoding="ascii").partition("-----END CERTIFICATE-----")
+    """Give the proxies of this process one trusted certificate: reading all takes each of them 18
+    ms of CPU time."""
+    first, end, _ = (
+        Path(certifi.where()).read_text(encoding="ascii").partition("-----END CERTIFICATE-----")
+    )
     file = tmp_path_factory.mktemp("certificates") / "first.pem"
     file.write_text(first + end, encoding="ascii")
     with pytest.MonkeyPatch.context() as patch:
@@ -96,14 +103,16 @@ def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def up() -> Iterator[StrictUpstream]:
-    """A strict upstream. A request that it refuses fails the test, unless the test sets `expect_refusals`."""
+    """A strict upstream. A request that it refuses fails the test, unless the test sets
+    `expect_refusals`."""
     with StrictUpstream() as upstream:
         yield upstream
 
 
 @pytest.fixture
 def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Proxy]]:
-    """`serve(policies, …)` runs the proxy in this process until the test ends. It takes `serving.served`'s arguments.
+    """`serve(policies, …)` runs the proxy in this process until the test ends. It takes
+    `serving.served`'s arguments.
 
     A bug that the proxy logs fails the test, even if the client got the right reply.
     """
@@ -115,7 +124,8 @@ def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Proxy]]:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Proxy]]:
-    """`spawn(policies, …)` runs the proxy as a child process for the test. Takes `serving.spawned`'s arguments."""
+    """`spawn(policies, …)` runs the proxy as a child process for the test. Takes
+    `serving.spawned`'s arguments."""
     running: list[Proxy] = []
     with ExitStack() as held:
 
@@ -139,6 +149,13 @@ async def clock() -> Clock:
 def no_outgoing_proxy() -> Iterator[None]:
     """Connect to loopback directly, whatever proxy the machine's environment names."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        for name in (
+            "HTTP_PROXY",
+            "HTTPS_PROXY",
+            "ALL_PROXY",
+            "http_proxy",
+            "https_proxy",
+            "all_proxy",
+        ):
             patch.delenv(name, raising=False)
         yield

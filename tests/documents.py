@@ -1,6 +1,8 @@
-"""The documents that describe the operations, which are kept outside the repository: their blocks of code.
+"""The documents that describe the operations, which are kept outside the repository: their blocks
+of code.
 
-They are in the folder OFFLOAD_DOCUMENTS, else in ../shared/documents. If they are missing, `needed` says why.
+They are in the folder OFFLOAD_DOCUMENTS, else in ../shared/documents. If they are missing, `needed`
+says why.
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from typing import NamedTuple
 
 import pytest
 
-FOLDER = Path(os.environ.get("OFFLOAD_DOCUMENTS") or Path(__file__).parents[2] / "shared" / "documents")
+FOLDER = Path(
+    os.environ.get("OFFLOAD_DOCUMENTS") or Path(__file__).parents[2] / "shared" / "documents"
+)
 
 _BLOCK = re.compile(r"^( *)```(bash|python|\{code-cell\})\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 LIBRARY = ("reme_ai", "compress_op", "open(original_path")
 """What only blocks about the documents' own library have, which is no server."""
 
-needed = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no documents in {FOLDER} (set OFFLOAD_DOCUMENTS)")
+needed = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason=f"no documents in {FOLDER} (set OFFLOAD_DOCUMENTS)"
+)
 """Marks a test that needs the documents."""
 
 

@@ -1,10 +1,11 @@
-"""Starts `python -m proxy …` as a fork of a process that has imported the proxy and loaded the vocabularies before.
+"""Starts `python -m proxy …` as a fork of a process that has imported the proxy and loaded the
+vocabularies before.
 
     with Nursery() as nursery:
         process = nursery.start(["serve", "--port=0"], os.environ, out, errors)
 
-A start then takes 0.1 s of CPU time in place of 1 s. Forks share one seed of `hash`, and differ in it from the tests'
-process.
+A start then takes 0.1 s of CPU time in place of 1 s. Forks share one seed of `hash`, and differ in
+it from the tests' process.
 """
 
 from __future__ import annotations
@@ -78,11 +79,22 @@ class Nursery:
             self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
         self._ours.close()
         self._process.wait()
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], out: BinaryIO, errors: BinaryIO) -> Fork:
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        out: BinaryIO,
+        errors: BinaryIO,
+    ) -> Fork:
         """Run `python -m proxy` with these arguments, in the project's folder."""
         said, says = os.pipe()
         try:
@@ -103,7 +115,8 @@ def _write(pipe: int, number: int) -> None:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Begin a process for each request, and for each a second one, which waits for it and says how it ended."""
+    """Begin a process for each request, and for each a second one, which waits for it and says how
+    it ended."""
     while True:
         request, fds, _, _ = socket.recv_fds(requests, MOST, 3)
         _reap()
@@ -129,7 +142,9 @@ def _reap() -> None:
             pass
 
 
-def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[int]) -> None:
+def _become(
+    arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[int]
+) -> None:
     for fd, output in enumerate(outputs, start=1):
         os.dup2(output, fd)
         os.close(output)
@@ -152,7 +167,8 @@ def _become(arguments: Sequence[str], environment: Mapping[str, str], outputs: S
 
 
 def _exit(code: int) -> NoReturn:
-    """End as the interpreter does, but free nothing: that would copy each page of the vocabularies, for 0.3 s."""
+    """End as the interpreter does, but free nothing: that would copy each page of the vocabularies,
+    for 0.3 s."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -171,7 +187,8 @@ def main(requests: socket.socket) -> None:
     hurry(uvicorn.server)
     be_patient()
     counter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal it reaches the tests as well, which then end us
+    # from a terminal it reaches the tests as well, which then end us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _serve(requests)
 
 

@@ -1,11 +1,12 @@
-"""A process that repeatedly asks a proxy for /health and for small chats, and reports how long each took.
+"""A process that repeatedly asks a proxy for /health and for small chats, and reports how long each
+took.
 
     with Probe(port, key="k", interval=0.005) as probe:
         …
     probe.seen.health  # seconds
 
-It is a separate process because the attacking one is busy and would measure its own stalls. Each kind of request has
-its own connection.
+It is a separate process because the attacking one is busy and would measure its own stalls. Each
+kind of request has its own connection.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ READ_INTERVAL = 0.05
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The seconds of each request in order, and the failures. The end may have cut off the last request."""
+    """The seconds of each request in order, and the failures. The end may have cut off the last
+    request."""
 
     health: list[float] = []
     chat: list[float] = []
@@ -52,13 +54,21 @@ class Probe:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[1],
         )
         assert self._process.stdout
         self._process.stdout.readline()  # the child has started
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
         said, _ignored = self._process.communicate()
         self.seen = msgspec.json.decode(said, type=Seen)
 
@@ -96,7 +106,8 @@ class _Asking(threading.Thread):
             time.sleep(self._interval)
 
     def took(self) -> list[float]:
-        """Return the seconds of all requests so far, including the time of one that is still waiting."""
+        """Return the seconds of all requests so far, including the time of one that is still
+        waiting."""
         begun = self._begun
         return [*self._took, time.perf_counter() - begun] if begun else list(self._took)
 
@@ -111,7 +122,9 @@ def main(port: int, interval: float, key: str) -> None:
     numbers = itertools.count()
     health = _Asking(port, interval, lambda: ("GET", "/health", None, {}))
     chat = _Asking(port, interval, lambda: _chat(key, "What is new?"))
-    read = _Asking(port, READ_INTERVAL, lambda: _chat(key, f"{next(numbers)} what is new? ".ljust(READ, "n")))
+    read = _Asking(
+        port, READ_INTERVAL, lambda: _chat(key, f"{next(numbers)} what is new? ".ljust(READ, "n"))
+    )
     asking = [health, chat, read] if key else [health]
     for one in asking:
         one.start()

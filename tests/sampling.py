@@ -1,4 +1,5 @@
-"""Cases of which the default run takes a sample: `@pytest.mark.parametrize("name", sample(NAMES, 5))`."""
+"""Cases of which the default run takes a sample: `@pytest.mark.parametrize("name", sample(NAMES,
+5))`."""
 
 from __future__ import annotations
 
@@ -13,5 +14,6 @@ def sample(cases: Iterable[Any], most: int) -> list[Any]:
     listed = list(cases)
     kept = {number * len(listed) // most for number in range(most)}
     return [
-        case if number in kept else pytest.param(case, marks=pytest.mark.sweep) for number, case in enumerate(listed)
+        case if number in kept else pytest.param(case, marks=pytest.mark.sweep)
+        for number, case in enumerate(listed)
     ]

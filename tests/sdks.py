@@ -1,5 +1,5 @@
-"""The SDKs, which are imported when a test first uses them: together that takes 5 s of CPU time on a slow machine.
-A test whose SDK is not installed skips.
+"""The SDKs, which are imported when a test first uses them: together that takes 5 s of CPU time on
+a slow machine. A test whose SDK is not installed skips.
 
 from tests.sdks import openai
 """
@@ -20,7 +20,9 @@ class Lazy:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # pytest asks everything in a module whether it is a fixture
             raise AttributeError(name)
-        return getattr(pytest.importorskip(self._name, reason=f"{self._name} is not installed"), name)
+        return getattr(
+            pytest.importorskip(self._name, reason=f"{self._name} is not installed"), name
+        )
 
 
 anthropic = Lazy("anthropic")

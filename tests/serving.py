@@ -1,4 +1,5 @@
-"""Runs the real proxy on a free port: `served(…)` in this process (fast), `spawned(…)` as `python -m proxy serve`.
+"""Runs the real proxy on a free port: `served(…)` in this process (fast), `spawned(…)` as `python
+-m proxy serve`.
 
 with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
     client = openai.OpenAI(base_url=proxy.url, api_key="k")
@@ -46,16 +47,16 @@ Policies = Mapping[str, Json | str]
 LISTENS = re.compile(r"listening on http://\S+:(\d+)")
 
 WITHOUT = frozenset(os.environ.get("WITHOUT_PARTS", "").split())
-"""Names of parts that the proxies of this run are left without. Each must do without any other, and the core without
-all of them."""
+"""Names of parts that the proxies of this run are left without. Each must do without any other, and
+the core without all of them."""
 parts.PARTS = {name: made for name, made in parts.PARTS.items() if name not in WITHOUT}
 
 ADMIN = "the operator's token of tests"
 """Opens the dashboard of proxies that have one."""
 
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For httpx's `verify`, because no test here uses TLS. By default httpx reads all certificates for each client, and for
-each call without one, which takes 30 ms of CPU time."""
+"""For httpx's `verify`, because no test here uses TLS. By default httpx reads all certificates for
+each client, and for each call without one, which takes 30 ms of CPU time."""
 
 
 @dataclass
@@ -80,9 +81,15 @@ class Proxy:
 
     def post(self, path: str, body: Any, key: str = "k", **headers: str) -> httpx.Response:
         """Post JSON, or these bytes, to a path of the proxy with this key; an empty one is none."""
-        given = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {}), **headers}
+        given = {
+            "content-type": "application/json",
+            **({"authorization": f"Bearer {key}"} if key else {}),
+            **headers,
+        }
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(f"{self.root}{path}", content=content, headers=given, trust_env=False, verify=PLAIN)
+        return httpx.post(
+            f"{self.root}{path}", content=content, headers=given, trust_env=False, verify=PLAIN
+        )
 
     def metric(self, name: str, label: str = "") -> float:
         """Return the sum of the metric's series that have this label."""
@@ -90,7 +97,9 @@ class Proxy:
         return sum(float(value) for labels, value in series if label in labels)
 
     def metrics(self) -> str:
-        return httpx.get(f"{self.root}/metrics", timeout=PATIENCE, trust_env=False, verify=PLAIN).text
+        return httpx.get(
+            f"{self.root}/metrics", timeout=PATIENCE, trust_env=False, verify=PLAIN
+        ).text
 
     def log(self) -> str:
         """Return what a spawned proxy has written to standard output and standard error so far."""
@@ -102,7 +111,8 @@ class Proxy:
 
 
 def tight(upstream: str, **sections: Json) -> Json:
-    """Return a policy that moves results above 50 tokens once a history has 300. `sections` override it.
+    """Return a policy that moves results above 50 tokens once a history has 300. `sections`
+    override it.
 
     Requests have our tools once something has moved.
     """
@@ -111,23 +121,34 @@ def tight(upstream: str, **sections: Json) -> Json:
         "max_total_tokens": 300,
         "max_tool_message_tokens": 50,
     }
-    policy = {"upstream": {"base_url": upstream}, "offload": offload, "tools": {"inject": "when_offloading"}}
+    policy = {
+        "upstream": {"base_url": upstream},
+        "offload": offload,
+        "tools": {"inject": "when_offloading"},
+    }
     merged = {name: {**policy[name], **sections.get(name, {})} for name in ("offload", "tools")}
     return {**policy, **sections, **merged}
 
 
 @contextmanager
 def served(
-    policies: Policies | None = None, store: Path | None = None, clock: Clock | None = None, **settings: Any
+    policies: Policies | None = None,
+    store: Path | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> Iterator[Proxy]:
-    """Run the application and its server in a thread of this process. `settings` are fields of `Settings`; `clock`
-    governs its event loop."""
+    """Run the application and its server in a thread of this process. `settings` are fields of
+    `Settings`; `clock` governs its event loop."""
     with ExitStack() as held:
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
         proxy = _prepared(held, listener.getsockname()[1], policies, store)
-        made = Settings(port=proxy.port, policies=proxy.policies, store=str(proxy.store), drain_timeout=5)
+        made = Settings(
+            port=proxy.port, policies=proxy.policies, store=str(proxy.store), drain_timeout=5
+        )
         given = {"admin_token": ADMIN} if "dashboard" in settings else {}
-        made = msgspec.structs.replace(made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings})
+        made = msgspec.structs.replace(
+            made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings}
+        )
         # Not `server.serve`, which takes over the process' signals and logging.
         server = uvicorn.Server(config(made, App(made, parts.PARTS.values())))
 
@@ -151,13 +172,18 @@ def served(
 
 
 Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO, BinaryIO], Process]
-"""Runs `python -m proxy` with these arguments and environment, and these files for output and errors."""
+"""Runs `python -m proxy` with these arguments and environment, and these files for output and
+errors."""
 
 
-def started(arguments: Sequence[str], environment: Mapping[str, str], out: BinaryIO, errors: BinaryIO) -> Process:
+def started(
+    arguments: Sequence[str], environment: Mapping[str, str], out: BinaryIO, errors: BinaryIO
+) -> Process:
     """Start `python -m proxy` as users do. Tests replace this with a faster start (conftest.py)."""
     command = [sys.executable, "-m", "proxy", *arguments]
-    return subprocess.Popen(command, stdout=out, stderr=errors, env=environment, cwd=Path(__file__).parents[1])
+    return subprocess.Popen(
+        command, stdout=out, stderr=errors, env=environment, cwd=Path(__file__).parents[1]
+    )
 
 
 @contextmanager
@@ -167,25 +193,33 @@ def spawned(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Proxy]:
-    """Run `python -m proxy serve` as a process. It ends with SIGTERM, or is killed if it ignores that."""
+    """Run `python -m proxy serve` as a process. It ends with SIGTERM, or is killed if it ignores
+    that."""
     with ExitStack() as held:
         proxy = _prepared(held, 0, policies, store)
         proxy.log_file = proxy.folder / "proxy.log"
         arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
         arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
-        told = {**clean_environment(), "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8", **(environment or {})}
+        told = {
+            **clean_environment(),
+            "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8",
+            **(environment or {}),
+        }
         if policies and not any(isinstance(policy, str) for policy in policies.values()):
             told["QUIET"] = "yes"  # for forks: their upstreams are not asked for models
         with proxy.log_file.open("wb") as log:
             proxy.process = started(arguments, told, log, log)
         held.callback(stop, proxy.process)
         proxy.port = _announced_port(proxy, proxy.process)
-        _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)
+        _wait_until_healthy(
+            proxy, lambda: proxy.process is not None and proxy.process.poll() is None
+        )
         yield proxy
 
 
 def be_patient() -> None:
-    """Let this process' proxies wait for a slow store and in deep health, not for one second or two only."""
+    """Let this process' proxies wait for a slow store and in deep health, not for one second or two
+    only."""
     defaults = Guarded.__init__.__kwdefaults__
     assert "budget_seconds" in defaults and access.SECONDS
     defaults["budget_seconds"] = access.SECONDS = PATIENCE
@@ -238,7 +272,9 @@ def write_policies(folder: Path, policies: Policies) -> None:
 
 def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path | None) -> Proxy:
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="offload-test-")))
-    proxy = Proxy(port, folder, folder / "policies" if policies else None, store or folder / "store")
+    proxy = Proxy(
+        port, folder, folder / "policies" if policies else None, store or folder / "store"
+    )
     if policies:
         write_policies(folder / "policies", policies)
     return proxy
@@ -252,15 +288,20 @@ def _announced_port(proxy: Proxy, process: Process) -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment without the variables that configure the proxy or route it through another one."""
+    """Return our environment without the variables that configure the proxy or route it through
+    another one."""
     steering = ("OFFLOAD_", "OPENAI_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    return {name: value for name, value in os.environ.items() if not name.upper().startswith(steering)}
+    return {
+        name: value for name, value in os.environ.items() if not name.upper().startswith(steering)
+    }
 
 
 def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:
     def healthy() -> bool:
         with suppress(httpx.TransportError):
-            return httpx.get(f"{proxy.root}/health", timeout=PATIENCE, trust_env=False, verify=PLAIN).is_success
+            return httpx.get(
+                f"{proxy.root}/health", timeout=PATIENCE, trust_env=False, verify=PLAIN
+            ).is_success
         return False
 
     wait_until(lambda: healthy() or not alive())

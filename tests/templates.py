@@ -1,9 +1,10 @@
 """What chat templates refuse, as far as it depends on the roles alone.
 
-Mistral's (mistralai/Mistral-7B-Instruct-v0.3, `tokenizer_config.json`): "After the optional system message,
-conversation roles must alternate user/assistant/user/assistant/..."; its API: "Unexpected role 'user' after role
-'tool'" and "Not the same number of function calls and responses". Gemma's (google/gemma-2-9b-it): "System role not
-supported" and "Conversation roles must alternate user/assistant/user/assistant/...".
+Mistral's (mistralai/Mistral-7B-Instruct-v0.3, `tokenizer_config.json`): "After the optional system
+message, conversation roles must alternate user/assistant/user/assistant/..."; its API: "Unexpected
+role 'user' after role 'tool'" and "Not the same number of function calls and responses". Gemma's
+(google/gemma-2-9b-it): "System role not supported" and "Conversation roles must alternate
+user/assistant/user/assistant/...".
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ BEFORE = {
 
 
 def refusal(messages: Sequence[dict[str, Any]], *, pairs: bool = True) -> str:
-    """Return why a strict template refuses these messages, or an empty string. `pairs`: it also counts the results."""
+    """Return why a strict template refuses these messages, or an empty string. `pairs`: it also
+    counts the results."""
     before, open_calls = "beginning", 0
     for place, message in enumerate(messages):
         role, calls = message["role"], len(message.get("tool_calls") or ())

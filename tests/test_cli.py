@@ -32,21 +32,30 @@ DAY = 86_400
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`python -m proxy` in a process of its own, with nothing of our environment but what Python needs."""
+    """`python -m proxy` in a process of its own, with nothing of our environment but what Python
+    needs."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        process = serving.started(arguments, {"PATH": os.environ["PATH"], **environment}, out, errors)
+        process = serving.started(
+            arguments, {"PATH": os.environ["PATH"], **environment}, out, errors
+        )
         code = process.wait(PATIENCE)
         out.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(arguments, code, out.read().decode(), errors.read().decode())
+        return subprocess.CompletedProcess(
+            arguments, code, out.read().decode(), errors.read().decode()
+        )
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store with records of two callers and of a tenant that no policy names, some of them old."""
+    """A store with records of two callers and of a tenant that no policy names, some of them
+    old."""
     records = {
         "default-0123456789abcdef/original/a.txt": (b"first line\nan Error here\nlast", 40 * DAY),
-        "default-0123456789abcdef/round/r1": (b'{"text":"' + b"x" * 2000 + b"error" + b"y" * 2000 + b'"}', DAY),
+        "default-0123456789abcdef/round/r1": (
+            b'{"text":"' + b"x" * 2000 + b"error" + b"y" * 2000 + b'"}',
+            DAY,
+        ),
         "default-anonymous/original/b.txt": (b"nothing\x1b[31m error \xff\n", 2 * 3600),
         "gone-0123456789abcdef/original/c.txt": (b"quiet", 400 * DAY),
     }
@@ -67,7 +76,7 @@ def columns(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-# --- usage ------------------------------------------------------------------------------------------------------------
+# --- usage ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,9 @@ def test_help(arguments: list[str], piece: str) -> None:
 
 
 def test_the_version_names_the_commit_that_the_build_wrote_down(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "proxy/commit").write_text("c56b526dfd8d688c16c5986d5b06712251ebd437\n")
     command = [sys.executable, "-m", "proxy", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
@@ -97,19 +108,39 @@ def test_the_version_names_the_commit_that_the_build_wrote_down(tmp_path: Path) 
 
 
 def test_a_package_that_has_overwritten_ours_is_named(tmp_path: Path) -> None:
-    """proxy.py installs a folder of the same name: its `__init__` stands beside our modules then."""
-    shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
+    """proxy.py installs a folder of the same name: its `__init__` stands beside our modules
+    then."""
+    shutil.copytree(
+        ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "proxy/__init__.py").write_text("from .proxy import Proxy\n")
     (tmp_path / "proxy/proxy.py").write_text("class Proxy: ...\n")
     script = "import sys; from proxy.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 1
-    assert done.stderr.startswith("offload-proxy: another package has overwritten ours, such as proxy.py")
+    assert done.stderr.startswith(
+        "offload-proxy: another package has overwritten ours, such as proxy.py"
+    )
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "serve", "check", "replay", "recall", "mcp", "demo", "store", "store gc", "store forget"]
+    "command",
+    [
+        "",
+        "run",
+        "serve",
+        "check",
+        "replay",
+        "recall",
+        "mcp",
+        "demo",
+        "store",
+        "store gc",
+        "store forget",
+    ],
 )
 def test_help_is_80_columns_wide(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -148,20 +179,38 @@ def test_help_loads_nothing_that_it_does_not_need() -> None:
             ["serve", "--upstream", "127.0.0.1:8080/v1"],
             "--upstream: 127.0.0.1:8080/v1 has no http:// before it; expected",
         ),
-        (["serve", "--upstream", "http://h/v1/chat/completions"], "--upstream: leave out /chat/completions; expected"),
+        (
+            ["serve", "--upstream", "http://h/v1/chat/completions"],
+            "--upstream: leave out /chat/completions; expected",
+        ),
         (["store"], "the following arguments are required: ACTION"),
         (["serve", "--port", "http"], "offload-proxy: --port: expected a port from 1 to 65535"),
-        (["serve", "--upstream", "openai"], "offload-proxy: --upstream: expected an address such as"),
+        (
+            ["serve", "--upstream", "openai"],
+            "offload-proxy: --upstream: expected an address such as",
+        ),
         (["serve", "--upstream", "http://localhost:8787/v1"], "is this proxy itself"),
-        (["serve", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
+        (
+            ["serve", "--policies", "nowhere"],
+            "offload-proxy: nowhere: expected a directory of policies",
+        ),
         (["serve", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
-        (["check", "nowhere"], "offload-proxy: nowhere: expected a directory of policies: No such file or directory"),
+        (
+            ["check", "nowhere"],
+            "offload-proxy: nowhere: expected a directory of policies: No such file or directory",
+        ),
         (["check", "tests/policies"], "tests/policies: expected at least one policy"),
         (["store", "ls", "../x"], "offload-proxy: '../x': expected a namespace"),
         (["store", "ls", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
         (["store", "gc", "--older-than", "soon"], "offload-proxy: expected a duration such as 30d"),
-        (["store", "gc", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
-        (["store", "forget", "a/b"], "offload-proxy: 'a/b': expected a namespace, as `store ls` lists them"),
+        (
+            ["store", "gc", "--policies", "nowhere"],
+            "offload-proxy: nowhere: expected a directory of policies",
+        ),
+        (
+            ["store", "forget", "a/b"],
+            "offload-proxy: 'a/b': expected a namespace, as `store ls` lists them",
+        ),
     ],
 )
 def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], piece: str) -> None:
@@ -173,7 +222,10 @@ def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], pie
 
 def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxy", "check", "--schema"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "proxy", "check", "--schema"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     process.stdout.close()
@@ -181,7 +233,7 @@ def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
     assert (process.returncode, stderr) == (141, b"")
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
+# --- check ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
@@ -192,7 +244,9 @@ def test_a_closed_stream_is_no_error_of_ours(closed: str, monkeypatch: pytest.Mo
     assert code == (0 if closed != "stderr" else 2)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="this system has no device that is always full"
+)
 def test_a_full_disk_below_the_output_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,7 +298,9 @@ def test_check_says_what_policies_mean() -> None:
 
 def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Path) -> None:
     tight = "offload: {mode: compact, max_total_tokens: 3000, max_tool_message_tokens: 400, keep_views: 2}\n"
-    (tmp_path / "default.yaml").write_text(tight + "upstream: {base_url: 'http://127.0.0.1:9/v1'}\n")
+    (tmp_path / "default.yaml").write_text(
+        tight + "upstream: {base_url: 'http://127.0.0.1:9/v1'}\n"
+    )
     done = run("check", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{tmp_path}: 1 policy, 1 warning below\n")
@@ -284,7 +340,9 @@ def test_check_names_the_request_whose_new_result_is_too_large(tmp_path: Path) -
     assert f"of 4,000 tokens: {said}" in told
 
 
-def test_check_says_of_each_rule_what_it_does_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_says_of_each_rule_what_it_does_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "default.yaml").write_text(
         "offload: {mode: off}\nrules:\n- {model: 'gpt-[45]*', offload: {mode: compact, max_total_tokens: 7000}}\n"
         "- {model: 'gpt-*', offload: {mode: compress}}\n- {model: 'gpt-4.1*', offload: {mode: auto}}\n"
@@ -298,10 +356,14 @@ def test_check_says_of_each_rule_what_it_does_itself(tmp_path: Path, capsys: pyt
     assert "`gpt-4.1*` is for no model: `gpt-*` comes first" in told
 
 
-def test_check_has_one_line_for_each_of_many_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_has_one_line_for_each_of_many_tenants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(50):
         key = hashlib.sha256(str(number).encode()).hexdigest()
-        (tmp_path / f"tenant-{number:02}.yaml").write_text(f"api_keys: [{{sha256: {key}}}]\noffload: {{mode: 'off'}}\n")
+        (tmp_path / f"tenant-{number:02}.yaml").write_text(
+            f"api_keys: [{{sha256: {key}}}]\noffload: {{mode: 'off'}}\n"
+        )
     assert main(["check", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "--full explains each." in said
@@ -314,7 +376,9 @@ def test_check_has_one_line_for_each_of_many_tenants(tmp_path: Path, capsys: pyt
 
 
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:
-    (tmp_path / "default.yaml").write_text("tenant: public\noffload: {mode: off}\nretention: forever")
+    (tmp_path / "default.yaml").write_text(
+        "tenant: public\noffload: {mode: off}\nretention: forever"
+    )
     variable = run("check", OFFLOAD_POLICIES=str(tmp_path))
     assert variable.stdout.splitlines()[2:] == [
         "public",
@@ -352,7 +416,7 @@ def test_check_prints_the_schema() -> None:
     assert (done.returncode, done.stdout.encode()) == (0, schema())
 
 
-# --- store ------------------------------------------------------------------------------------------------------------
+# --- store ----------------------------------------------------------------------------------------
 
 
 def test_ls_counts_by_namespace_and_kind(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -366,7 +430,9 @@ def test_ls_counts_by_namespace_and_kind(store: Path, capsys: pytest.CaptureFixt
     ]
 
 
-def test_ls_lists_one_namespace_the_newest_last(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_one_namespace_the_newest_last(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["store", "ls", "--store", str(store), "default-0123456789abcdef"]) == 0
     assert columns(capsys.readouterr().out) == [
         ["KIND", "SIZE", "LAST", "USED", "KEY", "PATH"],
@@ -375,12 +441,22 @@ def test_ls_lists_one_namespace_the_newest_last(store: Path, capsys: pytest.Capt
     ]
 
 
-def test_ls_names_files_as_their_owner_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_names_files_as_their_owner_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     key = f"acme/files/{key_part('workspace/é ~.txt')}"
     (tmp_path / "acme" / "files").mkdir(parents=True)
     (tmp_path / key).write_bytes(b"1")
     assert main(["store", "ls", "--store", str(tmp_path), "acme"]) == 0
-    assert columns(capsys.readouterr().out)[1] == ["files", "1", "B", "0s", key, "workspace/é", "~.txt"]
+    assert columns(capsys.readouterr().out)[1] == [
+        "files",
+        "1",
+        "B",
+        "0s",
+        key,
+        "workspace/é",
+        "~.txt",
+    ]
 
 
 @pytest.mark.parametrize("action", [["ls"], ["forget", "acme"]])
@@ -405,7 +481,9 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(
         (["--older-than", "forever"], "deleted 0 of 4 records, 0 B\n", 4),
     ],
 )
-def test_gc(store: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str, left: int) -> None:
+def test_gc(
+    store: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str, left: int
+) -> None:
     assert main(["store", "gc", "--store", str(store), *arguments]) == 0
     assert capsys.readouterr().out == said
     assert len([path for path in store.glob("*/*/*") if path.is_file()]) == left
@@ -416,7 +494,15 @@ def test_gc_keeps_to_the_policies(store: Path, tmp_path_factory: pytest.TempPath
     (policies / "default.yaml").write_text("retention: forever")
     (policies / "gone.yaml").write_text("api_keys: [{env: GONE}]\nretention: 1d")
     agents = "http://127.0.0.1:8787/v1"  # as an agent in the same shell has it
-    done = run("store", "gc", "--policies", str(policies), GONE="sk", OFFLOAD_STORE=str(store), OPENAI_BASE_URL=agents)
+    done = run(
+        "store",
+        "gc",
+        "--policies",
+        str(policies),
+        GONE="sk",
+        OFFLOAD_STORE=str(store),
+        OPENAI_BASE_URL=agents,
+    )
     assert (done.returncode, done.stdout) == (0, "deleted 1 of 4 records, 5 B\n")
     assert not (store / "gone-0123456789abcdef/original/c.txt").exists()
 
@@ -427,10 +513,23 @@ def test_gc_in_redis_reckons_ages_by_the_policies(tmp_path: Path) -> None:
     (policies / "default.yaml").write_text("retention: 30d")
     with redis_server(tmp_path) as redis:
         url = f"redis://127.0.0.1:{redis.port}/0"
-        asyncio.run(_put(url, {"default-anonymous": 30.0 * DAY, f"default-{'0' * 16}": 10.0 * DAY, "stranger-1": None}))
+        asyncio.run(
+            _put(
+                url,
+                {
+                    "default-anonymous": 30.0 * DAY,
+                    f"default-{'0' * 16}": 10.0 * DAY,
+                    "stranger-1": None,
+                },
+            )
+        )
         listed = run("store", "ls", "--store", url, "--policies", str(policies)).stdout.splitlines()
-        assert [line.split()[-1].strip("0123456789") for line in listed[1:]] == ["d", "s", "s"], listed
-        done = run("store", "gc", "--older-than", "7d", "--store", url, OFFLOAD_POLICIES=str(policies))
+        assert [line.split()[-1].strip("0123456789") for line in listed[1:]] == ["d", "s", "s"], (
+            listed
+        )
+        done = run(
+            "store", "gc", "--older-than", "7d", "--store", url, OFFLOAD_POLICIES=str(policies)
+        )
         assert (done.returncode, done.stdout) == (0, "deleted 1 of 3 records, 1 B\n"), done.stderr
 
 
@@ -442,7 +541,9 @@ async def _put(url: str, left: dict[str, float | None]) -> None:
     await opened.close()
 
 
-def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_store_that_fails_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     assert main(["store", "ls", "--store", str(tmp_path / "file")]) == 1
     out, err = capsys.readouterr()
@@ -450,7 +551,7 @@ def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.Captur
     assert err.startswith("offload-proxy: the store's folder failed: ")
 
 
-# --- serve ------------------------------------------------------------------------------------------------------------
+# --- serve ----------------------------------------------------------------------------------------
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -463,7 +564,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = run("serve", "--port", str(port), "--store", str(tmp_path))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert done.stderr.startswith(
+        f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use"
+    )
 
 
 def test_a_proxy_that_was_told_to_stop_ended_well(tmp_path: Path) -> None:
@@ -504,7 +607,9 @@ def test_an_identity_leads_to_its_namespace(
     for identity, code in (("", 2), ("identity: {header: x-user}\n", 0)):
         policy.write_text(listed + identity)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"k-acme")))
-        assert main(["store", "namespace", "--identity", "josé", "--policies", str(tmp_path)]) == code
+        assert (
+            main(["store", "namespace", "--identity", "josé", "--policies", str(tmp_path)]) == code
+        )
     said, known = capsys.readouterr(), load(tmp_path, {})
     assert "by this value: a client is its key" in said.err
     sent = Headers([(b"authorization", b"Bearer k-acme"), (b"x-user", "josé".encode())])
@@ -530,7 +635,11 @@ def test_an_identity_that_serve_does_not_go_by_has_no_namespace(
     tenant: str, by: str, value: str, said: str,
 ) -> None:  # fmt: skip
     """Else `store forget` would delete the records of somebody else."""
-    keys = f"api_keys: [{{sha256: {hashlib.sha256(b'k-acme').hexdigest()}}}]\n" if tenant == "acme" else ""
+    keys = (
+        f"api_keys: [{{sha256: {hashlib.sha256(b'k-acme').hexdigest()}}}]\n"
+        if tenant == "acme"
+        else ""
+    )
     (tmp_path / f"{tenant}.yaml").write_text(f"{keys}identity: {{{by}}}\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"k-acme")))
     code = main(["store", "namespace", "--identity", value, "--policies", str(tmp_path)])

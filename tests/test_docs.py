@@ -1,4 +1,5 @@
-"""The README and the docs are right: links lead somewhere, flags and modules exist, policies load, examples run."""
+"""The README and the docs are right: links lead somewhere, flags and modules exist, policies load,
+examples run."""
 
 from __future__ import annotations
 
@@ -60,23 +61,33 @@ def test_links_in_the_docs_lead_somewhere(name: str) -> None:
 
 
 def test_every_page_of_the_docs_is_linked() -> None:
-    linked = {target for page in PAGES.values() for target in re.findall(r"\]\((?:docs/)?([^)#:/]+\.md)", page)}
+    linked = {
+        target
+        for page in PAGES.values()
+        for target in re.findall(r"\]\((?:docs/)?([^)#:/]+\.md)", page)
+    }
     assert {Path(name).name for name in PAGES if name != "README.md"} <= linked
 
 
 def test_modules_on_the_architecture_page_exist() -> None:
-    named = {word.replace("/", ".") for word in re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", ARCHITECTURE)}
+    named = {
+        word.replace("/", ".") for word in re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", ARCHITECTURE)
+    }
     for label in re.findall(r'\["([^"<]+)', ARCHITECTURE):
         first, *others = label.split(", ")
         package = first.rpartition("/")[0]
-        named |= {name.replace("/", ".") for name in (first, *(f"{package}/{other}" for other in others))}
+        named |= {
+            name.replace("/", ".") for name in (first, *(f"{package}/{other}" for other in others))
+        }
     assert {f"proxy.{name}" for name in named} <= MODULES
     assert set(re.findall(r"`(proxy(?:\.\w+)+)`", ARCHITECTURE)) <= MODULES
 
 
 @each_page
 def test_files_named_in_the_docs_exist(name: str) -> None:
-    for path, test in re.findall(r"`((?:proxy|tests|docs|policies)/[\w./-]+?)(?:::(\w+))?`", PAGES[name]):
+    for path, test in re.findall(
+        r"`((?:proxy|tests|docs|policies)/[\w./-]+?)(?:::(\w+))?`", PAGES[name]
+    ):
         assert (ROOT / path).exists(), path
         assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
 
@@ -91,23 +102,32 @@ def tools() -> str:
 @each_page
 def test_flags_headers_and_metrics_in_the_docs_exist(name: str) -> None:
     page = PAGES[name]
-    for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
+    for word in {
+        *re.findall(r"x-offload-[a-z-]*[a-z]", page),
+        *re.findall(r"offload_\w+_total", page),
+    }:
         assert word.removeprefix("offload_").removesuffix("_total") in SOURCES, word
     for flag in re.findall(r"(?<=`--)[a-z-]+", page):
-        assert flag in SOURCES or flag.replace("-", "_") in SOURCES or f'"--{flag}"' in tools(), flag
+        assert flag in SOURCES or flag.replace("-", "_") in SOURCES or f'"--{flag}"' in tools(), (
+            flag
+        )
 
 
 @each_page
 def test_make_targets_in_the_docs_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for targets in re.findall(r"(?:`|^    )make ([a-z -]+?)(?:`| +#|$)", PAGES[name], re.MULTILINE):
-        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets.split()), targets
+        assert all(
+            re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets.split()
+        ), targets
 
 
 @each_page
 def test_modules_run_in_the_docs_exist(name: str) -> None:
     for module in re.findall(r"`python -m ((?:tests|bench)\.\w+(?:\.\w+)?)", PAGES[name]):
-        assert any((ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")), module
+        assert any(
+            (ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")
+        ), module
 
 
 @each_page
@@ -118,7 +138,9 @@ def test_commands_in_the_docs_are_accepted(name: str) -> None:
         assert cli.parser().parse_args(words), line
 
 
-RESULT = "\n".join(f"line {number}: nothing" for number in range(3_000)) + "\nthe last one: a time-out\n"
+RESULT = (
+    "\n".join(f"line {number}: nothing" for number in range(3_000)) + "\nthe last one: a time-out\n"
+)
 CALL = {"id": "call_1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
 CONVERSATION: dict[str, Any] = {
     "store_dir": "/context_store",
@@ -134,15 +156,27 @@ CONVERSATION: dict[str, Any] = {
 @pytest.fixture
 def example(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> Callable[..., str]:
     """Runs an example of the docs against a proxy, beside its `conversation.json`: its output."""
-    up.respond(lambda _: text("<state_snapshot><overall_goal>find out why</overall_goal></state_snapshot>"))
+    up.respond(
+        lambda _: text("<state_snapshot><overall_goal>find out why</overall_goal></state_snapshot>")
+    )
     proxy = serve({"default": {"upstream": {"base_url": up.url}}})
     (tmp_path / "conversation.json").write_text(json.dumps(CONVERSATION), encoding="utf-8")
 
     def run(code: str, *command: str) -> str:
         code = code.replace("http://127.0.0.1:8787", proxy.root)
-        environment = {**os.environ, "OPENAI_API_KEY": "k", "NO_PROXY": "*", "PYTHONIOENCODING": "utf-8"}
+        environment = {
+            **os.environ,
+            "OPENAI_API_KEY": "k",
+            "NO_PROXY": "*",
+            "PYTHONIOENCODING": "utf-8",
+        }
         done = subprocess.run(
-            [*command, code], cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", timeout=60
+            [*command, code],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -171,11 +205,16 @@ def test_the_curl_examples_of_the_operations_run(example: Callable[..., str]) ->
 
 
 def locked_versions() -> set[str]:
-    """The versions of all packages that the tests install, without the platform that some have behind them."""
+    """The versions of all packages that the tests install, without the platform that some have
+    behind them."""
     tests = ROOT / "tests"
     locks = [ROOT / "constraints.txt", *tests.glob("clients/*.txt"), *tests.glob("suites/*.txt")]
     locks.append(tests / "servers.txt")
-    found = {version for path in locks for version in re.findall(r"^[\w.-]+==(\S+)", path.read_text(), re.MULTILINE)}
+    found = {
+        version
+        for path in locks
+        for version in re.findall(r"^[\w.-]+==(\S+)", path.read_text(), re.MULTILINE)
+    }
     for path in tests.glob("clients/*/package-lock.json"):
         packages = json.loads(path.read_text())["packages"].values()
         found |= {package.get("version", "").partition("-")[0] for package in packages}
@@ -186,5 +225,10 @@ def test_the_clients_page_has_the_versions_that_the_tests_run() -> None:
     rows = re.findall(r"^\| (.+?) \| (\d[\d., ]+) \|", PAGES["docs/clients.md"], re.MULTILINE)
     assert len(rows) > 40
     locked = locked_versions()
-    stale = [(client, version) for client, ones in rows for version in ones.split(", ") if version not in locked]
+    stale = [
+        (client, version)
+        for client, ones in rows
+        for version in ones.split(", ")
+        if version not in locked
+    ]
     assert not stale

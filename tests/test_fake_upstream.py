@@ -29,7 +29,12 @@ def call(name: str = "f", call_id: str = "c1", arguments: Any = "{}") -> Json:
 
 
 def assistant(*made: Json, **members: Any) -> Json:
-    return {"role": "assistant", "content": None, **({"tool_calls": list(made)} if made else {}), **members}
+    return {
+        "role": "assistant",
+        "content": None,
+        **({"tool_calls": list(made)} if made else {}),
+        **members,
+    }
 
 
 def result(call_id: str = "c1", content: Any = "ok") -> Json:
@@ -45,22 +50,46 @@ def request(*messages: Any, **members: Any) -> Json:
 
 
 REFUSED = {
-    "stream_options without stream": (request(stream_options={"include_usage": True}), "when 'stream' is enabled"),
-    "neither content nor calls": (request(USER, {"role": "assistant", "content": None}), "'content' or 'tool_calls'"),
+    "stream_options without stream": (
+        request(stream_options={"include_usage": True}),
+        "when 'stream' is enabled",
+    ),
+    "neither content nor calls": (
+        request(USER, {"role": "assistant", "content": None}),
+        "'content' or 'tool_calls'",
+    ),
     "a call without type": (request(USER, assistant({"id": "c", "function": {}})), "`type`"),
-    "an index left in a call": (request(USER, assistant({**call(), "index": 0}), result()), ".index"),
-    "ids twice in a message": (request(USER, assistant(call(), call()), result(), result()), "Duplicate"),
+    "an index left in a call": (
+        request(USER, assistant({**call(), "index": 0}), result()),
+        ".index",
+    ),
+    "ids twice in a message": (
+        request(USER, assistant(call(), call()), result(), result()),
+        "Duplicate",
+    ),
     "a result of nothing": (request(USER, result()), "must be a response"),
     "a result first of all": (request(result()), "must be a response"),
-    "a result of another id": (request(USER, assistant(call()), result("c2")), "must be a response"),
+    "a result of another id": (
+        request(USER, assistant(call()), result("c2")),
+        "must be a response",
+    ),
     "a result twice": (request(USER, assistant(call()), result(), result()), "must be a response"),
-    "an unanswered call": (request(USER, assistant(call()), USER), "did not have response messages: c1"),
-    "an unanswered call at the end": (request(USER, assistant(call())), "did not have response messages: c1"),
+    "an unanswered call": (
+        request(USER, assistant(call()), USER),
+        "did not have response messages: c1",
+    ),
+    "an unanswered call at the end": (
+        request(USER, assistant(call())),
+        "did not have response messages: c1",
+    ),
     "one of two unanswered": (
         request(USER, assistant(call("f", "a"), call("f", "b")), result("a"), USER),
         "did not have response messages: b",
     ),
-    "a result behind something else": (request(USER, assistant(call()), USER, result()), "did not have response"),
+    "a result behind something else": (
+        request(USER, assistant(call()), USER, result()),
+        "did not have response",
+    ),
     "a result two messages late": (
         request(USER, assistant(call()), assistant(call("f", "c2")), result("c2"), result("c1")),
         "did not have response",
@@ -70,7 +99,10 @@ REFUSED = {
         "must be a response",
     ),
     "tool names twice": (request(tools=[tool(), tool()]), "unique"),
-    "an unknown field of a function": (request(tools=[tool(input_schema={})]), "tools[0].function.input_schema"),
+    "an unknown field of a function": (
+        request(tools=[tool(input_schema={})]),
+        "tools[0].function.input_schema",
+    ),
     "tool_choice without tools": (request(tool_choice="auto"), "'tool_choice' is only allowed"),
     "tool_choice of an absent tool": (
         request(tools=[tool()], tool_choice={"type": "function", "function": {"name": "g"}}),
@@ -79,11 +111,17 @@ REFUSED = {
     "allowed tools that are absent": (
         request(
             tools=[tool()],
-            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool("g")]}},
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [tool("g")]},
+            },
         ),
         "'g' not found",
     ),
-    "parallel_tool_calls without tools": (request(parallel_tool_calls=False), "'parallel_tool_calls'"),
+    "parallel_tool_calls without tools": (
+        request(parallel_tool_calls=False),
+        "'parallel_tool_calls'",
+    ),
 }
 
 
@@ -119,11 +157,16 @@ def test_extra_fields_are_accepted_if_a_test_names_them(body: Json) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "reply", "refused"), [(14, None, False), (13, None, True), (24, 10, False), (23, 10, True)]
+    ("window", "reply", "refused"),
+    [(14, None, False), (13, None, True), (24, 10, False), (23, 10, True)],
 )
-def test_requests_above_the_context_window_are_refused(window: int, reply: int | None, refused: bool) -> None:
+def test_requests_above_the_context_window_are_refused(
+    window: int, reply: int | None, refused: bool
+) -> None:
     """10 tokens of content and 4 of frame, and the reply's `max_tokens` beside them."""
-    body = request({"role": "user", "content": "x" * 10}, **({"max_tokens": reply} if reply else {}))
+    body = request(
+        {"role": "user", "content": "x" * 10}, **({"max_tokens": reply} if reply else {})
+    )
     rules = Rules(context_window=window, count=len)
     if not refused:
         return check(body, rules)
@@ -136,7 +179,9 @@ def test_requests_above_the_context_window_are_refused(window: int, reply: int |
 def test_recorded_runs_are_accepted() -> None:
     """What real agents sent to real models is not refused here."""
     for run in transcripts.load():
-        check({"model": "m", "messages": run.messages, **({"tools": run.tools} if run.tools else {})})
+        check(
+            {"model": "m", "messages": run.messages, **({"tools": run.tools} if run.tools else {})}
+        )
 
 
 def test_prefix_cache_counts_the_longest_common_prefix() -> None:

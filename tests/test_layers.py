@@ -1,4 +1,5 @@
-"""Who may import whom, each outside thing has one home, and no API is named outside of its dialect."""
+"""Who may import whom, each outside thing has one home, and no API is named outside of its
+dialect."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ LAYERS = [
     {"apps"},
     {"cli", "__main__"},
 ]
-"""Each imports only from the lines above it, and from its own where that makes no circle. So the core, which ends with
-`server`, knows no app."""
+"""Each imports only from the lines above it, and from its own where that makes no circle. So the
+core, which ends with `server`, knows no app."""
 
 HOMES = {
     "httpx": {"upstream", "apps"},
@@ -54,7 +55,9 @@ IMPURE = {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "se
 
 
 FIELDS = {
-    "chat": re.compile(r"\b(tool_calls|tool_call_id|finish_reason|choices|max_completion_tokens|reasoning_content)\b"),
+    "chat": re.compile(
+        r"\b(tool_calls|tool_call_id|finish_reason|choices|max_completion_tokens|reasoning_content)\b"
+    ),
     "responses": re.compile(
         r"\b(function_call_output|output_index|sequence_number|previous_response_id|max_output_tokens|encrypted_content"
         r"|output_text|item_reference|compaction_trigger|output_item)\b"
@@ -70,9 +73,14 @@ SHARED = re.compile(r"\b(delta|context_management|stream_options)\b")
 """Names that several APIs use, and nothing else."""
 
 SPEAK_CHAT = ("proxy.apps.operations", "proxy.apps.demo")
-"""The interface of the operations is made of chat messages, and the demo plays a chat client and its upstream."""
+"""The interface of the operations is made of chat messages, and the demo plays a chat client and
+its upstream."""
 
-READ_OTHERS = {"proxy/apps/replay/sessions.py", "proxy/apps/replay/formats.py", "proxy/apps/replay/recordings.py"}
+READ_OTHERS = {
+    "proxy/apps/replay/sessions.py",
+    "proxy/apps/replay/formats.py",
+    "proxy/apps/replay/recordings.py",
+}
 """They read what other tools recorded of all APIs, in those tools' words."""
 
 CONTRACTS = {
@@ -80,7 +88,8 @@ CONTRACTS = {
     "proxy/dialects/refusals.py": {"choices"},
     "proxy/dialects/grammars.py": {"tool_calls", "tool_call_id"},
 }
-"""File → names in it that belong to others: a metric of ours happens to have one, refusals and models write others."""
+"""File → names in it that belong to others: a metric of ours happens to have one, refusals and
+models write others."""
 
 
 def dotted(path: Path) -> str:
@@ -104,7 +113,9 @@ def imported() -> dict[str, set[str]]:
 @cache
 def graph() -> dict[str, set[str]]:
     """Module → names below `proxy` that it imports."""
-    return {name: {one for one in ones if one.startswith("proxy.")} for name, ones in imported().items()}
+    return {
+        name: {one for one in ones if one.startswith("proxy.")} for name, ones in imported().items()
+    }
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -125,7 +136,9 @@ def test_imports_only_go_downwards() -> None:
     rank = {module: number for number, layer in enumerate(LAYERS) for module in layer}
     for name in filter(part, FILES):
         assert part(name) in rank, f"{name} stands in no layer"
-        above = {one for one in graph()[name] if part(one) in rank and rank[part(one)] > rank[part(name)]}
+        above = {
+            one for one in graph()[name] if part(one) in rank and rank[part(one)] > rank[part(name)]
+        }
         assert not above, name
 
 
@@ -137,7 +150,10 @@ def test_the_application_names_few_things_of_ours() -> None:
 def test_there_are_no_import_cycles() -> None:
     known = set(FILES)
     edges = {name: {_module(one, known) for one in ones} - {name} for name, ones in graph().items()}
-    edges = {name: {one for one in ones if not name.startswith(one + ".")} for name, ones in edges.items()}
+    edges = {
+        name: {one for one in ones if not name.startswith(one + ".")}
+        for name, ones in edges.items()
+    }
     while leaves := [name for name, ones in edges.items() if not ones & set(edges)]:
         for name in leaves:
             del edges[name]
@@ -160,7 +176,11 @@ def test_no_public_class_name_is_used_twice() -> None:
 
 @pytest.mark.parametrize(("outside", "homes"), HOMES.items())
 def test_each_outside_thing_has_one_home(outside: str, homes: set[str]) -> None:
-    users = {part(name) for name, ones in imported().items() if any(one.split(".")[0] == outside for one in ones)}
+    users = {
+        part(name)
+        for name, ones in imported().items()
+        if any(one.split(".")[0] == outside for one in ones)
+    }
     assert users <= homes
 
 
@@ -170,7 +190,11 @@ def test_the_core_is_pure() -> None:
             pure = tuple(f"proxy.{one}" for one in PURE)
             outside = {one.split(".")[0] for one in imported()[name] if not one.startswith(pure)}
             assert outside <= sys.stdlib_module_names - IMPURE | {"msgspec"}, name
-            assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFunctionDef)], name
+            assert not [
+                node
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Await | ast.AsyncFunctionDef)
+            ], name
 
 
 def test_only_settings_reads_the_environment() -> None:
@@ -179,8 +203,15 @@ def test_only_settings_reads_the_environment() -> None:
         name
         for name, tree in trees().items()
         for node in ast.walk(tree)
-        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"))
-        or (isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in name.name for name in node.names))
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("environ", "environb", "getenv", "getenvb")
+        )
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and any("env" in name.name for name in node.names)
+        )
     }
     assert readers - {"proxy.telemetry.metrics"} == {"proxy.settings"}
 
@@ -203,17 +234,25 @@ def test_only_its_dialect_names_the_fields_of_an_api() -> None:
 
 
 def test_a_dialect_is_used_through_the_protocol() -> None:
-    """Where one dialect in particular is meant, as for old records, only its object is imported: `chat.CHAT`."""
-    for folder in (path.parent.name for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")):
+    """Where one dialect in particular is meant, as for old records, only its object is imported:
+    `chat.CHAT`."""
+    for folder in (
+        path.parent.name for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")
+    ):
         package = f"proxy.dialects.{folder}"
         for name in FILES:
-            inside = {one for one in graph()[name] if one == package or one.startswith(package + ".")}
+            inside = {
+                one for one in graph()[name] if one == package or one.startswith(package + ".")
+            }
             exempt = name.startswith((package, *SPEAK_CHAT))
             assert exempt or inside <= {f"{package}.{folder.upper()}"}, name
 
 
 def test_what_dialects_share_knows_none_of_them() -> None:
-    folders = {f"proxy.dialects.{path.parent.name}" for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")}
+    folders = {
+        f"proxy.dialects.{path.parent.name}"
+        for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")
+    }
     shared = {name for name in FILES if name.rpartition(".")[0] == "proxy.dialects"} - folders
     for name in shared:
         assert not [one for one in graph()[name] if one.startswith(tuple(folders))], name
@@ -221,7 +260,9 @@ def test_what_dialects_share_knows_none_of_them() -> None:
 
 def test_serving_does_not_import_optional_packages() -> None:
     said = f"{SERVING}\nimport sys\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     spared = {
         "tiktoken",
         "numpy",

@@ -36,7 +36,9 @@ def test_without_a_rule_the_policy_is_itself() -> None:
 
 
 @pytest.mark.parametrize(("given", "compact", "compress"), [(None, 1, 2), (0, 0, 0), (7, 7, 7)])
-def test_recent_messages_kept_by_default_and_as_configured(given: int | None, compact: int, compress: int) -> None:
+def test_recent_messages_kept_by_default_and_as_configured(
+    given: int | None, compact: int, compress: int
+) -> None:
     modes = (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO)
     kept = [Offload(mode=mode, keep_recent_count=given).keep_recent() for mode in modes]
     assert kept == [compact, compress, compress]
@@ -73,22 +75,32 @@ def converted(key: str, value: str) -> object:
     return getattr(msgspec.convert({key: value}, Offload if key == "store_dir" else Upstream), key)
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in TAKEN.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in TAKEN.items() for value in values]
+)
 def test_texts_that_are_accepted(key: str, value: str) -> None:
     assert converted(key, value) == value
 
 
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in REFUSED.items() for value in values])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in REFUSED.items() for value in values]
+)
 def test_texts_that_are_refused(key: str, value: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         converted(key, value)
 
 
-@pytest.mark.parametrize(("has_tools", "inject"), [(True, Inject.ALWAYS), (False, Inject.WHEN_OFFLOADING)])
+@pytest.mark.parametrize(
+    ("has_tools", "inject"), [(True, Inject.ALWAYS), (False, Inject.WHEN_OFFLOADING)]
+)
 def test_policy_for_one_request_injects_as_its_tools_say(has_tools: bool, inject: Inject) -> None:
     policy = Policy()
     chosen = policy.for_request(has_tools=has_tools)
-    assert chosen == msgspec.structs.replace(policy, tools=msgspec.structs.replace(policy.tools, inject=inject))
+    assert chosen == msgspec.structs.replace(
+        policy, tools=msgspec.structs.replace(policy.tools, inject=inject)
+    )
     assert chosen.for_request(has_tools=not has_tools) is chosen, "a mode that is named stays"
     assert chosen.for_request(has_tools=has_tools, unsent=True) is chosen
-    assert policy.for_request(has_tools=has_tools, unsent=True).tools.inject is Inject.WHEN_OFFLOADING
+    assert (
+        policy.for_request(has_tools=has_tools, unsent=True).tools.inject is Inject.WHEN_OFFLOADING
+    )

@@ -34,7 +34,8 @@ def test_members_with_half_a_surrogate_pair_keep_their_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[" * 100_000, b"[1]", b'"x"', b"1", b'{"a":1}x', b"\xff", b'{"a" 1}', b"{,}"]
+    "text",
+    [b"", b"{", b"[" * 100_000, b"[1]", b'"x"', b"1", b'{"a":1}x', b"\xff", b'{"a" 1}', b"{,}"],
 )
 @pytest.mark.parametrize("lone", [b"", b" " + LONE])
 def test_members_of_anything_but_an_object_are_refused(text: bytes, lone: bytes) -> None:
@@ -50,7 +51,8 @@ def test_elements_of_anything_but_an_array_are_refused(text: bytes, lone: bytes)
 
 
 @pytest.mark.parametrize(
-    "text", [b"[" + LONE + b" 2]", b"[" + LONE + b"] ]", b'{"a":' + LONE + b" 1}", b"[" * 100_000 + LONE]
+    "text",
+    [b"[" + LONE + b" 2]", b"[" + LONE + b"] ]", b'{"a":' + LONE + b" 1}", b"[" * 100_000 + LONE],
 )
 def test_json_broken_after_half_a_surrogate_pair_is_refused(text: bytes) -> None:
     for cut in (rawjson.elements, rawjson.members, rawjson.text):
@@ -65,9 +67,19 @@ def test_string_of_anything_but_a_string_is_refused(text: bytes) -> None:
 
 
 def test_kinds_of_raw_values() -> None:
-    assert rawjson.is_null(None) and rawjson.is_null(Raw(b"null")) and not rawjson.is_null(Raw(b"0"))
-    assert rawjson.is_string(Raw(b'"a"')) and not rawjson.is_string(None) and not rawjson.is_string(Raw(b"1"))
-    assert rawjson.is_array(Raw(b"[]")) and not rawjson.is_array(None) and not rawjson.is_array(Raw(b"{}"))
+    assert (
+        rawjson.is_null(None) and rawjson.is_null(Raw(b"null")) and not rawjson.is_null(Raw(b"0"))
+    )
+    assert (
+        rawjson.is_string(Raw(b'"a"'))
+        and not rawjson.is_string(None)
+        and not rawjson.is_string(Raw(b"1"))
+    )
+    assert (
+        rawjson.is_array(Raw(b"[]"))
+        and not rawjson.is_array(None)
+        and not rawjson.is_array(Raw(b"{}"))
+    )
 
 
 def test_array_joins_raw_pieces() -> None:
@@ -77,7 +89,9 @@ def test_array_joins_raw_pieces() -> None:
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters()), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters()), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -86,7 +100,9 @@ values = st.recursive(
 def test_cutting_and_joining_json_keeps_its_value(value: object, spaced: bool) -> None:
     encoded = json.dumps(value, indent=1 if spaced else None).encode()
     if isinstance(value, dict):
-        assert {key: json.loads(bytes(raw)) for key, raw in rawjson.members(encoded).items()} == value
+        assert {
+            key: json.loads(bytes(raw)) for key, raw in rawjson.members(encoded).items()
+        } == value
     if isinstance(value, list):
         assert [json.loads(bytes(raw)) for raw in rawjson.elements(encoded)] == value
     assert json.loads(rawjson.encode(value)) == value
@@ -104,13 +120,15 @@ def with_raw(value: Any, choose: random.Random) -> Any:
 
 
 @given(values, st.randoms(use_true_random=False))
-def test_encoding_is_the_same_whatever_is_encoded_already(value: object, choose: random.Random) -> None:
+def test_encoding_is_the_same_whatever_is_encoded_already(
+    value: object, choose: random.Random
+) -> None:
     assert rawjson.encode(with_raw(value, choose)) == rawjson.encode(value)
 
 
-ESCAPES = st.lists(st.sampled_from([r"\\", r"\"", r"\ud83d", r"\uD83D", r"\ude00", "u", "ud83d", "x", r"\n"])).map(
-    "".join
-)
+ESCAPES = st.lists(
+    st.sampled_from([r"\\", r"\"", r"\ud83d", r"\uD83D", r"\ude00", "u", "ud83d", "x", r"\n"])
+).map("".join)
 
 
 @given(st.lists(ESCAPES, min_size=1))
@@ -129,10 +147,14 @@ def test_del_beside_half_a_pair_is_refused_because_it_is_the_mask() -> None:
 
 @pytest.mark.parametrize("element", [b"1", b'",,,"', b"[1,2,3]", b'{"a":1,"b":2}', b"null", LONE])
 @pytest.mark.parametrize("few", [0, rawjson.FEW])
-def test_too_many_elements_are_refused(element: bytes, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_elements_are_refused(
+    element: bytes, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rawjson, "MAX_ELEMENTS", 100)
     monkeypatch.setattr(rawjson, "FEW", few)
-    assert [bytes(one) for one in rawjson.elements(rawjson.array([element] * 100))] == [element] * 100
+    assert [bytes(one) for one in rawjson.elements(rawjson.array([element] * 100))] == [
+        element
+    ] * 100
     with pytest.raises(TooManyElements):
         rawjson.elements(rawjson.array([element] * 101))
 
@@ -157,7 +179,12 @@ def test_commas_in_texts_cost_no_more_than_other_characters() -> None:
     """As a ratio, in one run: tokenising in Python took 30 times as long."""
 
     def seconds(text: bytes) -> float:
-        body = b'{"messages":%b}' % rawjson.array([b'{"role":"user","content":"%b"}' % text] * 1_000)
-        return min(cpu(lambda read: rawjson.elements(rawjson.members(read)["messages"]), body) for _ in range(5))
+        body = b'{"messages":%b}' % rawjson.array(
+            [b'{"role":"user","content":"%b"}' % text] * 1_000
+        )
+        return min(
+            cpu(lambda read: rawjson.elements(rawjson.members(read)["messages"]), body)
+            for _ in range(5)
+        )
 
     assert seconds(b"a, b,c" * 300) < 8 * seconds(b"a. b.c" * 300)

@@ -1,4 +1,5 @@
-"""RE2 as it is set up here: what matches, what is refused, and that hostile patterns cost little."""
+"""RE2 as it is set up here: what matches, what is refused, and that hostile patterns cost
+little."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def test_unsupported_patterns_are_refused_with_a_reason(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         compile(pattern)
-    assert capfd.readouterr() == ("", ""), "RE2 writes its errors to stderr unless it is told not to"
+    assert capfd.readouterr() == ("", ""), (
+        "RE2 writes its errors to stderr unless it is told not to"
+    )
 
 
 @given(pattern=st.text() | st.text(alphabet="ab(|)[]{}*+?.\\^$dDwWbBpPQE0123456789,-:<>="))
@@ -113,7 +116,9 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
     assert_linear(search, 250_000, 500_000)
 
 
-def material(files: dict[str, str], budget: int = 6_000, matcher: Callable[[str], Find] = compile) -> Material:
+def material(
+    files: dict[str, str], budget: int = 6_000, matcher: Callable[[str], Find] = compile
+) -> Material:
     return Material(files, Index(files, {}, "/s"), budget, len, matcher)
 
 
@@ -125,13 +130,20 @@ def test_a_pattern_never_reads_beyond_its_line() -> None:
         told = answer(Arguments("grep", pattern), material(files))
         assert told.text.startswith("Found 1000+ matches")
 
-    hostile, plain = (min(cpu(search, pattern) for _ in range(3)) for pattern in ("(?s)e.*q|e", "e"))
+    hostile, plain = (
+        min(cpu(search, pattern) for _ in range(3)) for pattern in ("(?s)e.*q|e", "e")
+    )
     assert hostile < 10 * plain
 
 
-@given(text=st.text(alphabet="ab\né x"), pattern=st.sampled_from(["a", "b$", "^a", "[^a]b", "x*$", "é+", "^"]))
+@given(
+    text=st.text(alphabet="ab\né x"),
+    pattern=st.sampled_from(["a", "b$", "^a", "[^a]b", "x*$", "é+", "^"]),
+)
 def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) -> None:
-    expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
+    expected = [
+        number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)
+    ]
     if text == "" or text.endswith("\n"):
         expected = [number for number in expected if number <= text.count("\n")]
     told = answer(Arguments("grep", pattern, limit=999), material({"/s/f": text}, 10**6))
@@ -160,7 +172,8 @@ def test_searching_in_pieces_finds_the_same(pattern: str) -> None:
 
 
 def spied(find: Any) -> tuple[Find, list[tuple[int, float]]]:
-    """The matcher, and of each call of RE2 that it makes how many bytes are searched, and its seconds."""
+    """The matcher, and of each call of RE2 that it makes how many bytes are searched, and its
+    seconds."""
     calls: list[tuple[int, float]] = []
     search = find._search
 
@@ -185,14 +198,19 @@ def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
 def test_the_model_is_told_how_to_go_on_where_a_line_is_too_long() -> None:
     told = answer(Arguments("grep", "x{9}|y"), material({"/s/f": "a" * 20_000_000}))
     assert told.result == "refused"
-    assert told.text.endswith("make it shorter, or read the file in parts: read_file takes offset and column.")
+    assert told.text.endswith(
+        "make it shorter, or read the file in parts: read_file takes offset and column."
+    )
 
 
 def test_many_matches_in_one_long_line_take_linear_time() -> None:
     """The line's end is not looked for again for each of them."""
 
     def search(size: int) -> None:
-        assert sum(match is not None for match in in_data("f", b" " * size, compile("x*"))) > size // 500
+        assert (
+            sum(match is not None for match in in_data("f", b" " * size, compile("x*")))
+            > size // 500
+        )
 
     assert_linear(search, 3_000_000, 6_000_000)
 
@@ -210,17 +228,21 @@ LINES = (b"m" * 1_000 + b"\n") * 4_000
 
 
 @pytest.mark.parametrize(
-    "pattern", [NASTY, LARGE + "$", "(?:.?){500}zzz", "(?:.{0,9}[a-m]){90}zq", "\\pL{50}zq", "(x+x+)+y"]
+    "pattern",
+    [NASTY, LARGE + "$", "(?:.?){500}zzz", "(?:.{0,9}[a-m]){90}zq", "\\pL{50}zq", "(x+x+)+y"],
 )
 def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
-    """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower and busy processors."""
+    """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower and
+    busy processors."""
     find, calls = spied(compile(pattern, Budget(0.1)))
     with suppress(TooSlow):
         find(LINES, 0)
     assert max(seconds for _, seconds in calls) < 1
 
 
-async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
+async def told(
+    pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]
+) -> ToolAnswer:
     files = {"/s/f": LINES.decode()}
     made = material(files, matcher=lambda it: compile(it, budget))
     answered = await pool.run(caller, lambda: answer(Arguments("grep", pattern), made))

@@ -31,7 +31,10 @@ EVERY = {
     "dashboard_content": ("true", True),
     "replica_url": ("http://10.0.0.7:8787", "http://10.0.0.7:8787"),
     "monitor_networks": ("10.1.2.3/8, ::1", ("10.0.0.0/8", "::1/128")),
-    "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
+    "allowed_hosts": (
+        "Host.Docker.Internal., [FD00::1]",
+        frozenset({"host.docker.internal", "fd00::1"}),
+    ),
 }
 
 
@@ -73,16 +76,23 @@ def test_the_upstream_can_come_from_openais_variable() -> None:
     openai = {"OPENAI_BASE_URL": "http://a/v1"}
     assert read({}, openai).upstream == "http://a/v1"
     assert read({}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream == "http://b/v1"
-    assert read({"upstream": "http://c/v1"}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream == "http://c/v1"
+    assert (
+        read({"upstream": "http://c/v1"}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream
+        == "http://c/v1"
+    )
     assert read({}, {"OPENAI_BASE_URL": ""}).upstream is None
 
 
 def test_settings_show_no_secret() -> None:
-    settings = read({"store": "redis://:hunter2@r/0"}, {"OFFLOAD_ADMIN_TOKEN": "hunter2", "KEY": "hunter2"})
+    settings = read(
+        {"store": "redis://:hunter2@r/0"}, {"OFFLOAD_ADMIN_TOKEN": "hunter2", "KEY": "hunter2"}
+    )
     assert "hunter2" not in f"{settings!r} {settings}"
 
 
-def test_settings_reach_worker_processes_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_reach_worker_processes_with_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OFFLOAD_ADMIN_TOKEN", "token")
     settings = read({"policies": "p"})
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -98,19 +108,31 @@ def test_settings_reach_worker_processes_with_the_environment(monkeypatch: pytes
         ({"HOME": "/home/me", "OFFLOAD_STORE": "/data"}, "/data"),
     ],
 )
-def test_the_store_defaults_to_the_users_state_directory(environment: dict[str, str], store: str) -> None:
+def test_the_store_defaults_to_the_users_state_directory(
+    environment: dict[str, str], store: str
+) -> None:
     assert read({}, environment).store == store
 
 
 def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     settings = read({"store": "~/s"}, {"OFFLOAD_POLICIES": "~/p", "OFFLOAD_ADMIN_TOKEN": "~/t"})
-    assert (settings.policies, settings.store, settings.admin_token) == (Path("/home/me/p"), "/home/me/s", "~/t")
+    assert (settings.policies, settings.store, settings.admin_token) == (
+        Path("/home/me/p"),
+        "/home/me/s",
+        "~/t",
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("2048", 2048), ("64MiB", 64 << 20), ("64M", 64 << 20), ("64 mb", 64 << 20), ("10KiB", 10_240)],
+    [
+        ("2048", 2048),
+        ("64MiB", 64 << 20),
+        ("64M", 64 << 20),
+        ("64 mb", 64 << 20),
+        ("10KiB", 10_240),
+    ],
 )
 def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
     assert read({"body_limit": text}, {}).body_limit == size
@@ -138,13 +160,19 @@ def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
         ("dashboard", "", "a file"),
         ("upstream", "localhost:8080", "an address such as https://api.openai.com/v1"),
         ("upstream", "http://x:99999/v1", "an address such as https://api.openai.com/v1"),
-        ("upstream", "http://user:pw@x/v1", "an address such as https://api.openai.com/v1 without user and password"),
+        (
+            "upstream",
+            "http://user:pw@x/v1",
+            "an address such as https://api.openai.com/v1 without user and password",
+        ),
     ],
 )
 def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: str) -> None:
     with pytest.raises(UserMistake) as flag:
         read({name: text}, {})
-    assert str(flag.value).startswith(f"--{name.replace('_', '-')}: ") and f"expected {expected}" in str(flag.value)
+    assert str(flag.value).startswith(
+        f"--{name.replace('_', '-')}: "
+    ) and f"expected {expected}" in str(flag.value)
     if text.strip():
         with pytest.raises(UserMistake) as variable:
             read({}, {f"OFFLOAD_{name.upper()}": text})
@@ -154,7 +182,14 @@ def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: st
 
 
 def test_secrets_from_files_end_with_a_line_feed() -> None:
-    settings = read({}, {"OFFLOAD_ADMIN_TOKEN": "token\n", "OFFLOAD_STORE": "redis://r/0\n", "OFFLOAD_PORT": "9\r\n"})
+    settings = read(
+        {},
+        {
+            "OFFLOAD_ADMIN_TOKEN": "token\n",
+            "OFFLOAD_STORE": "redis://r/0\n",
+            "OFFLOAD_PORT": "9\r\n",
+        },
+    )
     assert (settings.admin_token, settings.store, settings.port) == ("token", "redis://r/0", 9)
 
 
@@ -165,7 +200,9 @@ def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
 
 
 def test_half_of_the_buffers_must_hold_one_body() -> None:
-    with pytest.raises(UserMistake, match=r"half of --buffered-limit.*raise the first to 134217728, or lower"):
+    with pytest.raises(
+        UserMistake, match=r"half of --buffered-limit.*raise the first to 134217728, or lower"
+    ):
         read({"buffered_limit": "100MiB"}, {})
     assert read({"buffered_limit": "100MiB", "body_limit": "50MiB"}, {}).body_limit == 50 << 20
 
@@ -180,7 +217,13 @@ def test_half_of_the_buffers_must_hold_one_body() -> None:
     ],
 )
 def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None:
-    kubernetes = ("PROXY_PORT", "PROXY_SERVICE_PORT_HTTP", "PROXY_PORT_80_TCP_ADDR", "SERVICE_HOST", "PORT_8787_TCP")
+    kubernetes = (
+        "PROXY_PORT",
+        "PROXY_SERVICE_PORT_HTTP",
+        "PROXY_PORT_80_TCP_ADDR",
+        "SERVICE_HOST",
+        "PORT_8787_TCP",
+    )
     others = [f"OFFLOAD_{one}" for one in ("PORT", "ADMIN_TOKEN", "API_KEY", *kubernetes)]
     environment = dict.fromkeys((name, "HOME", *others), "1")
     assert list(strange_variables(environment)) == [(name, meant)]
@@ -198,7 +241,9 @@ def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None
         ("http://elsewhere:8787/v1", {}, ""),
     ],
 )
-def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, str], said: str) -> None:
+def test_a_proxy_in_front_of_itself_is_refused(
+    upstream: str, flags: dict[str, str], said: str
+) -> None:
     """OPENAI_BASE_URL is what people set to point their agent at us."""
     with pytest.raises(UserMistake, match=said) if said else nullcontext():
         refuse_loop(read(flags, {"OPENAI_BASE_URL": upstream}))

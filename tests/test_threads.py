@@ -45,7 +45,9 @@ async def test_run_returns_and_raises_as_the_work_does() -> None:
 
 async def test_callers_take_turns() -> None:
     pool, gate = WorkPool("test", 1), Gate()
-    tasks = [asyncio.create_task(pool.run("busy", gate.work(f"busy{number}"))) for number in range(5)]
+    tasks = [
+        asyncio.create_task(pool.run("busy", gate.work(f"busy{number}"))) for number in range(5)
+    ]
     await settle()
     tasks.append(asyncio.create_task(pool.run("other", gate.work("other"))))
     await settle()
@@ -122,7 +124,8 @@ async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_thread
     await settle()
     gate.open.set()
     await asyncio.gather(*tasks, *blocked)
-    assert not {*gate.ran[:3]} & {"later1", "later2"}  # only what somebody waits for, and what ran already
+    # only what somebody waits for, and what ran already
+    assert not {*gate.ran[:3]} & {"later1", "later2"}
 
 
 def long_work(ended: threading.Event) -> str:
@@ -157,7 +160,10 @@ async def test_little_work_needs_no_thread() -> None:
 
 async def test_turns_are_not_lost_when_many_callers_leave() -> None:
     pool, gate = WorkPool("test", 2), Gate()
-    tasks = [asyncio.create_task(pool.run(str(number % 3), gate.work(str(number)))) for number in range(30)]
+    tasks = [
+        asyncio.create_task(pool.run(str(number % 3), gate.work(str(number))))
+        for number in range(30)
+    ]
     await settle()
     for task in tasks[::2]:
         task.cancel()
@@ -189,14 +195,19 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     done = threading.Event()
     callers = [f"default-{number:016x}" for number in range(5)] + ["victim-" + "0" * 16]
     first = asyncio.create_task(pool.run("default-anonymous", lambda: done.wait(PATIENCE)))
-    waiting = [asyncio.create_task(pool.run(caller, lambda caller=caller: order.append(caller))) for caller in callers]
+    waiting = [
+        asyncio.create_task(pool.run(caller, lambda caller=caller: order.append(caller)))
+        for caller in callers
+    ]
     await settle()  # all of them wait for their turn
     done.set()
     await asyncio.gather(first, *waiting)
     assert order == [callers[0], callers[-1], *callers[1:-1]]
 
 
-async def test_where_the_system_starts_no_more_threads_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_the_system_starts_no_more_threads_work_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -34,7 +34,9 @@ TOKENS = Tokens()
 
 def test_the_encoding_agrees_with_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = []
-    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash))
+    monkeypatch.setattr(
+        openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash)
+    )
     assert getattr(openai_public, tokens.NAME)()["pat_str"] == tokens.PATTERN
     assert hashes == [tokens.SHA256]
 
@@ -81,12 +83,14 @@ MEASURED = {
     "JSON, compact": (4_358, 4_358, 4_557),
     "base64": (8_972, 8_492, 9_267),
 }
-"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by bench.vocabularies."""
+"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by
+bench.vocabularies."""
 
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_counts_of_other_vocabularies_are_met(kind: str) -> None:
-    """But for Gemma's own tokens for several spaces, which it lacks between a line's end and an indented word."""
+    """But for Gemma's own tokens for several spaces, which it lacks between a line's end and an
+    indented word."""
     text = vocabularies.kinds()[kind]
     for model, measured in zip(("qwen3", "gemma3", "mistral-small"), MEASURED[kind], strict=True):
         off = measured / TOKENS.count(text, model) - 1
@@ -96,7 +100,9 @@ def test_counts_of_other_vocabularies_are_met(kind: str) -> None:
 def test_the_table_of_vocabularies_compares_with_both_counts() -> None:
     rows = vocabularies.table({"qwen": len, "gpt-4o": TOKENS.count}).splitlines()
     assert rows[0] == "| kind of text | qwen | gpt-4o |"
-    assert len(rows) == 2 + len(vocabularies.kinds()) and all(row.endswith(" | 1.00 / 1.00 |") for row in rows[2:])
+    assert len(rows) == 2 + len(vocabularies.kinds()) and all(
+        row.endswith(" | 1.00 / 1.00 |") for row in rows[2:]
+    )
 
 
 def test_a_damaged_table_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +160,24 @@ def test_long_texts_with_lines_are_exact() -> None:
     assert TOKENS.count(text) == REFERENCE(text)
 
 
-HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
+HOSTILE = [
+    " ",
+    "\n",
+    "a",
+    "=",
+    "中",
+    "😀",
+    "\u0301",
+    "\t",
+    "0",
+    "\0",
+    "\ud800",
+    " \n",
+    "aA",
+    "\r\n",
+    " \n=",
+    "''s",
+]
 
 
 @pytest.mark.parametrize("character", sample(HOSTILE, 5), ids=ascii)
@@ -194,9 +217,19 @@ print([Tokens().count(text, model) for model in ("gpt-4o", "qwen3")])
 
 def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> None:
     text = "Tokens, naïve 中文 text\n" * 50
-    environment = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
+    environment = {
+        **os.environ,
+        "TIKTOKEN_CACHE_DIR": str(tmp_path),
+        "HOME": str(tmp_path),
+        "PYTHONHASHSEED": "7",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", OFFLINE], input=text, capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-c", OFFLINE],
+        input=text,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     expected = str([TOKENS.count(text, model) for model in ("gpt-4o", "qwen3")])
     assert done.stdout.splitlines() == [expected]

@@ -1,6 +1,8 @@
-"""Reads recorded agent runs, which are kept outside the repository: `load()`, `requests_of(run)`, `needed`.
+"""Reads recorded agent runs, which are kept outside the repository: `load()`, `requests_of(run)`,
+`needed`.
 
-They are in the folder OFFLOAD_TRANSCRIPTS, else in ../shared/transcripts. If they are missing, `absence()` says why.
+They are in the folder OFFLOAD_TRANSCRIPTS, else in ../shared/transcripts. If they are missing,
+`absence()` says why.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ FOLDER = Path(
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One recorded conversation. `total_tokens` is the manifest's count (o200k_base, without `tools`)."""
+    """One recorded conversation. `total_tokens` is the manifest's count (o200k_base, without
+    `tools`)."""
 
     source: str
     id: str
@@ -39,7 +42,11 @@ class Run(msgspec.Struct, frozen=True):
 
 def absence(folder: Path = FOLDER) -> str:
     """Return why there are no runs, or an empty string if there are some."""
-    return "" if (folder / "manifest.csv").is_file() else f"no recorded runs in {folder} (set OFFLOAD_TRANSCRIPTS)"
+    return (
+        ""
+        if (folder / "manifest.csv").is_file()
+        else f"no recorded runs in {folder} (set OFFLOAD_TRANSCRIPTS)"
+    )
 
 
 needed = pytest.mark.skipif(bool(absence()), reason=absence())
@@ -47,7 +54,8 @@ needed = pytest.mark.skipif(bool(absence()), reason=absence())
 
 
 def load(min_tokens: int = 0, source: str | None = None, folder: Path = FOLDER) -> Iterator[Run]:
-    """Yield the runs above `min_tokens` in the files' order, of one file only if `source` names it."""
+    """Yield the runs above `min_tokens` in the files' order, of one file only if `source` names
+    it."""
     for file in sorted(folder.glob(f"{source or '*'}.jsonl.gz")):
         name = file.name.removesuffix(".jsonl.gz")
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -58,7 +66,8 @@ def load(min_tokens: int = 0, source: str | None = None, folder: Path = FOLDER) 
 
 
 def names(min_tokens: int = 0) -> list[str]:
-    """Return the ids of the runs above `min_tokens` for parametrised tests. Cheap: it reads the manifest only."""
+    """Return the ids of the runs above `min_tokens` for parametrised tests. Cheap: it reads the
+    manifest only."""
     return [run_id for run_id, tokens in _manifest(FOLDER).items() if tokens > min_tokens]
 
 
@@ -71,7 +80,8 @@ def one(run_id: str) -> Run:
 
 
 def requests_of(run: Run) -> Iterator[tuple[list[Json], Json]]:
-    """Yield the messages before each recorded reply, and that reply: `(messages[:i], messages[i])`."""
+    """Yield the messages before each recorded reply, and that reply: `(messages[:i],
+    messages[i])`."""
     for index, message in enumerate(run.messages):
         if message["role"] == "assistant":
             yield run.messages[:index], message

@@ -1,4 +1,5 @@
-"""HTTP by hand over loopback sockets: shows the exact bytes of a peer, and sends replies that no library would."""
+"""HTTP by hand over loopback sockets: shows the exact bytes of a peer, and sends replies that no
+library would."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 @dataclass
 class Message:
-    """A request or a reply as it arrived: first line, headers in order, and the body without chunk framing."""
+    """A request or a reply as it arrived: first line, headers in order, and the body without chunk
+    framing."""
 
     line: bytes
     headers: list[tuple[bytes, bytes]]
@@ -105,7 +107,8 @@ class Peer:
 
 @dataclass
 class Wire:
-    """An upstream, with the requests that it got and the number of connections that carried them."""
+    """An upstream, with the requests that it got and the number of connections that carried
+    them."""
 
     port: int = 0
     requests: list[Message] = field(default_factory=list)
@@ -120,8 +123,11 @@ class Wire:
 
 
 @asynccontextmanager
-async def upstream(handler: Handler, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Wire]:
-    """Run an upstream that calls `handler` for each connection, and closes the connection when it returns."""
+async def upstream(
+    handler: Handler, tls: ssl.SSLContext | None = None, port: int = 0
+) -> AsyncIterator[Wire]:
+    """Run an upstream that calls `handler` for each connection, and closes the connection when it
+    returns."""
     wire = Wire()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -173,7 +179,8 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 async def heard(port: int) -> None:
-    """Returns when the proxy has read whatever it was sent before: it reads in the order in which things come."""
+    """Returns when the proxy has read whatever it was sent before: it reads in the order in which
+    things come."""
     reply = await soon(ask(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
     assert reply.status == 200
 

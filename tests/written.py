@@ -1,4 +1,5 @@
-"""Sections of a policy as a file has them: what is left out has the plan's and the profile's default."""
+"""Sections of a policy as a file has them: what is left out has the plan's and the profile's
+default."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from proxy.policy import PROFILES, Compress, Mode, Offload, Profile
 
 
 class Limited(Offload, frozen=True, kw_only=True):
-    """A section whose limit for results that the model has not seen is the test's, in any window."""
+    """A section whose limit for results that the model has not seen is the test's, in any
+    window."""
 
     limit: int
 
@@ -44,8 +46,11 @@ SMALL = offload(
 """For histories in which a token is a character."""
 
 
-def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
-    """The plan for a history: a pure function of the history, the policy and the upstream's room."""
+def fold(
+    items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0
+) -> Plan:
+    """The plan for a history: a pure function of the history, the policy and the upstream's
+    room."""
     state = Fold(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)

@@ -1,4 +1,5 @@
-"""A relay in front of the model's server that keeps every request and reply, to count what really went there."""
+"""A relay in front of the model's server that keeps every request and reply, to count what really
+went there."""
 
 from __future__ import annotations
 
@@ -50,17 +51,27 @@ class Recorder:
         self._passed: list[Passed] = []
 
     def taken(self) -> list[Passed]:
-        passed, self._passed = self._passed, []
+        passed = self._passed
+        self._passed = []
         return passed
 
-    async def relay(self, path: str, body: bytes, authorization: str, client: socket.socket) -> tuple[int, bytes]:
-        """Pass a request on; returns status and body of the reply. A request whose client has left is given up, because
-        small servers answer one after another. Raises ConnectionError then."""
-        headers = {"content-type": "application/json", **({"authorization": authorization} if authorization else {})}
+    async def relay(
+        self, path: str, body: bytes, authorization: str, client: socket.socket
+    ) -> tuple[int, bytes]:
+        """Pass a request on; returns status and body of the reply. A request whose client has left
+        is given up, because small servers answer one after another. Raises ConnectionError then."""
+        headers = {
+            "content-type": "application/json",
+            **({"authorization": authorization} if authorization else {}),
+        }
         gone = asyncio.Event()
         asyncio.get_running_loop().add_reader(client, gone.set)
-        async with httpx.AsyncClient(base_url=self._base_url, timeout=SECONDS, trust_env=False) as upstream:
-            asking = asyncio.create_task(upstream.post(path.removeprefix("/v1"), content=body, headers=headers))
+        async with httpx.AsyncClient(
+            base_url=self._base_url, timeout=SECONDS, trust_env=False
+        ) as upstream:
+            asking = asyncio.create_task(
+                upstream.post(path.removeprefix("/v1"), content=body, headers=headers)
+            )
             leaving = asyncio.create_task(gone.wait())
             await asyncio.wait([asking, leaving], return_when=asyncio.FIRST_COMPLETED)
             for task in (asking, leaving):
@@ -81,7 +92,8 @@ def recording(base_url: str) -> Iterator[Recorder]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # head and body are two segments, and the second waits 40 ms otherwise
+        # head and body are two segments, and the second waits 40 ms otherwise
+        disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))

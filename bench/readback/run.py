@@ -51,8 +51,9 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct):
-    """One condition's counts. `empty`: last messages with neither text nor calls; `raw`: texts with a call of ours in
-    them; `facts`: exact values asked for that stand in a snapshot, of `asked_facts`."""
+    """One condition's counts. `empty`: last messages with neither text nor calls; `raw`: texts with
+    a call of ours in them; `facts`: exact values asked for that stand in a snapshot, of
+    `asked_facts`."""
 
     condition: str
     asked: Counter[str] = msgspec.field(default_factory=Counter)
@@ -77,7 +78,9 @@ class Asker(msgspec.Struct, frozen=True):
     log: TextIO
 
 
-def measured(asker: Asker, histories: Sequence[Recorded], conditions: Iterable[str]) -> Iterator[Score]:
+def measured(
+    asker: Asker, histories: Sequence[Recorded], conditions: Iterable[str]
+) -> Iterator[Score]:
     """Yield the score of each condition."""
     for condition in conditions:
         proxied = condition in PROXIED
@@ -95,28 +98,48 @@ def _sections(condition: str) -> Json:
 def _score(url: str, condition: str, asker: Asker, histories: Sequence[Recorded]) -> Score:
     score = Score(condition)
     headers = {"authorization": f"Bearer {asker.key}"} if asker.key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False, verify=PLAIN) as client:
+    with httpx.Client(
+        base_url=url, headers=headers, timeout=SECONDS, trust_env=False, verify=PLAIN
+    ) as client:
         for history in histories:
             snapshots = ""
             for question in history.questions:
                 asker.recorder.taken()
-                last = _asked(client, asker.model, history, question, dropped=condition == "dropped")
+                last = _asked(
+                    client, asker.model, history, question, dropped=condition == "dropped"
+                )
                 passed = asker.recorder.taken()
                 calls = _calls(passed)
                 _count(score, question, last, passed, calls)
                 snapshots += "".join(_snapshots(passed))
-                said = {"condition": condition, "history": history.name, **msgspec.to_builtins(question)}
-                took = {"last": last, "right": question.is_right(_content(last)), "rounds": len(passed)}
-                print(json.dumps({**said, **took, "calls": msgspec.to_builtins(calls)}), file=asker.log)
+                said = {
+                    "condition": condition,
+                    "history": history.name,
+                    **msgspec.to_builtins(question),
+                }
+                took = {
+                    "last": last,
+                    "right": question.is_right(_content(last)),
+                    "rounds": len(passed),
+                }
+                print(
+                    json.dumps({**said, **took, "calls": msgspec.to_builtins(calls)}),
+                    file=asker.log,
+                )
             if condition in PROXIED:
-                values = [question.answer for question in history.questions if question.kind == "value"]
+                values = [
+                    question.answer for question in history.questions if question.kind == "value"
+                ]
                 score.asked_facts += len(values)
                 score.facts += sum(value in snapshots for value in values)
     return score
 
 
-def _asked(client: httpx.Client, model: str, history: Recorded, question: Question, *, dropped: bool) -> Json:
-    """Return the model's last message. Calls of the client's own tools are told that there is nothing more."""
+def _asked(
+    client: httpx.Client, model: str, history: Recorded, question: Question, *, dropped: bool
+) -> Json:
+    """Return the model's last message. Calls of the client's own tools are told that there is
+    nothing more."""
     messages = [*history.messages(dropped), {"role": "user", "content": question.text}]
     message: Json = {}
     for _ in range(CLIENT_ROUNDS):
@@ -126,8 +149,12 @@ def _asked(client: httpx.Client, model: str, history: Recorded, question: Questi
         calls = message.get("tool_calls") or []
         if not calls:
             break
-        messages.append({"role": "assistant", "content": message.get("content"), "tool_calls": calls})
-        messages += [{"role": "tool", "tool_call_id": call["id"], "content": UNCHANGED} for call in calls]
+        messages.append(
+            {"role": "assistant", "content": message.get("content"), "tool_calls": calls}
+        )
+        messages += [
+            {"role": "tool", "tool_call_id": call["id"], "content": UNCHANGED} for call in calls
+        ]
     return message
 
 
@@ -150,7 +177,9 @@ def _calls(passed: Sequence[Passed]) -> list[Call]:
     ]
 
 
-def _count(score: Score, question: Question, last: Json, passed: Sequence[Passed], calls: Sequence[Call]) -> None:
+def _count(
+    score: Score, question: Question, last: Json, passed: Sequence[Passed], calls: Sequence[Call]
+) -> None:
     reply = _content(last)
     score.asked[question.kind] += 1
     score.right[question.kind] += question.is_right(reply)
@@ -161,7 +190,9 @@ def _count(score: Score, question: Question, last: Json, passed: Sequence[Passed
     score.cached += sum(each.cached for each in passed)
     reads = [call for call in calls if call.name in OURS]
     score.reads += len(reads)
-    score.understood += sum(call.told != "" and not call.told.startswith(NOT_UNDERSTOOD) for call in reads)
+    score.understood += sum(
+        call.told != "" and not call.told.startswith(NOT_UNDERSTOOD) for call in reads
+    )
 
 
 def _snapshots(passed: Iterable[Passed]) -> Iterator[str]:
@@ -169,15 +200,33 @@ def _snapshots(passed: Iterable[Passed]) -> Iterator[str]:
     for each in passed:
         for message in each.request["messages"]:
             content = message.get("content") or ""
-            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            texts = (
+                [content]
+                if isinstance(content, str)
+                else [part.get("text", "") for part in content]
+            )
             if message["role"] != "tool":
-                yield from (text.partition(SNAPSHOT)[2] for text in texts if "messages are stored in:" in text)
+                yield from (
+                    text.partition(SNAPSHOT)[2]
+                    for text in texts
+                    if "messages are stored in:" in text
+                )
 
 
 def table(scores: Iterable[Score], title: str) -> Iterator[str]:
     """Yield the lines of a table in Markdown, each row as soon as it is there."""
     yield f"{title}, temperature 0\n"
-    columns = ["condition", "right", *KINDS, "reads", "understood", "requests", "empty", "raw calls", "tokens sent"]
+    columns = [
+        "condition",
+        "right",
+        *KINDS,
+        "reads",
+        "understood",
+        "requests",
+        "empty",
+        "raw calls",
+        "tokens sent",
+    ]
     columns += ["from cache", "facts in snapshots"]
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"

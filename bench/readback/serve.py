@@ -1,6 +1,7 @@
 """llama.cpp's own server over a model's file, on a free port that it prints; until its input ends.
 
-It runs in an environment of its own, which has nothing but the server: `python serve.py MODEL NAME THREADS`.
+It runs in an environment of its own, which has nothing but the server: `python serve.py MODEL NAME
+THREADS`.
 """
 
 import sys
@@ -21,7 +22,8 @@ params.hostnames = ["127.0.0.1"]
 params.port = 0
 params.n_ctx = WINDOW
 params.n_parallel = 1
-params.n_batch = params.n_ubatch = 256  # a request whose client has gone is given up between two batches
+# a request whose client has gone is given up between two batches
+params.n_batch = params.n_ubatch = 256
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
 params.sampling.temp = 0
 params.warmup = False

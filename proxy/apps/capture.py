@@ -1,9 +1,10 @@
-"""Captures whole requests for `offload-proxy replay`, as records of the store that go first when room is short.
+"""Captures whole requests for `offload-proxy replay`, as records of the store that go first when
+room is short.
 
-A request is captured if the operator gave captures room, the tenant's policy agrees, and upstream answered it. Its
-record `NAMESPACE/captures/TIME-ID.jsonl` has the request's body and the numbers that upstream billed; no header is
-captured, so no key is. The proxy never reads it. Requests hand their body over and go on. One task writes, and drops
-what the store refuses or cannot keep up with.
+A request is captured if the operator gave captures room, the tenant's policy agrees, and upstream
+answered it. Its record `NAMESPACE/captures/TIME-ID.jsonl` has the request's body and the numbers
+that upstream billed; no header is captured, so no key is. The proxy never reads it. Requests hand
+their body over and go on. One task writes, and drops what the store refuses or cannot keep up with.
 """
 
 from __future__ import annotations
@@ -65,13 +66,17 @@ def line(outcome: Outcome, body: bytes, when: float) -> bytes:
     }
     as_sent = outcome.kind in (Kind.UNTOUCHED, Kind.OBSERVED)
     if as_sent and outcome.usage is Basis.BILLED:
-        about["usage"] = Reported(outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens)
-    body = body.replace(b"\n", b" ").replace(b"\r", b" ")  # in JSON, these are never part of a string
+        about["usage"] = Reported(
+            outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens
+        )
+    # in JSON, these are never part of a string
+    body = body.replace(b"\n", b" ").replace(b"\r", b" ")
     return msgspec.json.encode(about)[:-1] + b',"body":' + body + b"}\n"
 
 
 async def captured(store: Store, namespace: str | None) -> list[str]:
-    """Return the keys of a store's captures, or of one namespace's, the oldest first. Raises StoreFault."""
+    """Return the keys of a store's captures, or of one namespace's, the oldest first. Raises
+    StoreFault."""
     async with aclosing(store.list(f"{namespace}/{KIND}/" if namespace else "")) as entries:
         found = [entry async for entry in entries if _is_capture(entry)]
     return [entry.key for entry in sorted(found, key=_name)]
@@ -110,7 +115,8 @@ class Captures(Part):
             self.take(outcome, prepared.tenant.policy, prepared.request)
 
     def take(self, outcome: Outcome, policy: Policy, chat: Request | None) -> None:
-        """Capture an answered request if its tenant's policy agrees. It is written later, or dropped."""
+        """Capture an answered request if its tenant's policy agrees. It is written later, or
+        dropped."""
         if not self._limit or chat is None or not policy.capture:
             return
         if outcome.status != 200 or outcome.kind is Kind.RELAY:
@@ -188,8 +194,8 @@ class Captures(Part):
             raise
 
     async def _delete_oldest(self, most: Callable[[int], int]) -> None:
-        """Delete the oldest captures of whichever tenant has most, until there are no more than `most` says of the
-        bytes that there are now."""
+        """Delete the oldest captures of whichever tenant has most, until there are no more than
+        `most` says of the bytes that there are now."""
         entries: dict[str, list[Entry]] = {}
         async with aclosing(unhurried(self._store)) as listing:
             async for entry in listing:

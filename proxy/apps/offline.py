@@ -24,11 +24,16 @@ async def opened(settings: Settings) -> AsyncIterator[Store]:
 
 
 def _store(settings: Settings) -> Store:
-    """Redis knows a record's remaining time to live; its age follows from its tenant's retention."""
+    """Redis knows a record's remaining time to live; its age follows from its tenant's
+    retention."""
     folder = folder_of(settings.store)
     if folder is not None and not os.path.lexists(folder):
-        raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
-    kept_for = retention_of(settings) if expires_by_itself(settings.store) else lambda namespace: None
+        raise UserMistake(
+            f"there is no folder {folder}; `serve` makes it, or name another with --store"
+        )
+    kept_for = (
+        retention_of(settings) if expires_by_itself(settings.store) else lambda namespace: None
+    )
     return open_store(settings.store, kept_for)
 
 

@@ -1,4 +1,5 @@
-"""The parts of a proxy that `offload-proxy serve` runs, by name. A new one is a class and a line here."""
+"""The parts of a proxy that `offload-proxy serve` runs, by name. A new one is a class and a line
+here."""
 
 from __future__ import annotations
 

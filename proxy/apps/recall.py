@@ -1,7 +1,7 @@
 """`recall` and `mcp`: thin clients of the running proxy's operations, with the caller's own key.
 
-Without a key, `recall` shows what this user's runs of `offload-proxy run` moved, for which it starts a proxy. With a
-namespace, it calls the operations itself, over the store.
+Without a key, `recall` shows what this user's runs of `offload-proxy run` moved, for which it
+starts a proxy. With a namespace, it calls the operations itself, over the store.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ WHOLE = 16 << 20
 
 
 def _key(settings: Settings) -> str:
-    """Return the caller's key; without a variable, the first line of standard input, if no terminal is there."""
+    """Return the caller's key; without a variable, the first line of standard input, if no terminal
+    is there."""
     key = settings.environment.get(KEY, "")
     return key or ("" if sys.stdin.isatty() else sys.stdin.readline().strip())
 
 
 def _caller(settings: Settings, url: str | None, key: str) -> Ask:
-    """Return what calls operations of the proxy at `url`, which may end in `/v1`, with the caller's key.
+    """Return what calls operations of the proxy at `url`, which may end in `/v1`, with the caller's
+    key.
 
     Raises UserMistake; calls raise ProxyError if no proxy answers.
     """
@@ -87,7 +89,9 @@ def _caller(settings: Settings, url: str | None, key: str) -> Ask:
         try:
             return msgspec.json.decode(reply.content, type=Envelope)
         except ValueError as error:
-            raise ProxyError(f"{address} answered {reply.status_code}, and not as an offload-proxy") from error
+            raise ProxyError(
+                f"{address} answered {reply.status_code}, and not as an offload-proxy"
+            ) from error
 
     return call
 
@@ -110,9 +114,12 @@ class StoreCall:
 
 
 def _owner(settings: Settings, namespace: str) -> Ask:
-    """Return what calls operations for this namespace over the store. Raises UserMistake; calls raise ProxyError."""
+    """Return what calls operations for this namespace over the store. Raises UserMistake; calls
+    raise ProxyError."""
     if not is_part(namespace):
-        raise UserMistake(f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them")
+        raise UserMistake(
+            f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them"
+        )
     loaded = policies.load(settings.policies, settings.environment)
     tenant = Tenant(policy_of(namespace, loaded) or Policy(), namespace, listed=True)
 
@@ -134,9 +141,11 @@ def _owner(settings: Settings, namespace: str) -> Ask:
 
 
 def recall(settings: Settings, chosen: Namespace) -> int:
-    """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code: 1 if nothing is
-    there. Raises UserMistake and ProxyError."""
-    path, session, pattern = chosen.path, chosen.session, chosen.grep
+    """Write sessions, one session's texts, matching lines, or a whole text. Returns the exit code:
+    1 if nothing is there. Raises UserMistake and ProxyError."""
+    path = chosen.path
+    session = chosen.session
+    pattern = chosen.grep
     if path and (session or pattern):
         raise UserMistake("give a PATH, or --session and --grep")
     if chosen.namespace and chosen.url:
@@ -145,16 +154,20 @@ def recall(settings: Settings, chosen: Namespace) -> int:
         raise ProxyError(f"no session begins with {session}")
     given: dict[str, object] = {"session": session} if session else {}
     if path:
-        operation, given = b"/read_file", {"absolute_path": path, "characters": WHOLE}
+        operation = b"/read_file"
+        given = {"absolute_path": path, "characters": WHOLE}
     elif pattern:
-        operation, given = b"/grep", {"pattern": pattern, "archive": True, "limit": 1_000, **given}
+        operation = b"/grep"
+        given = {"pattern": pattern, "archive": True, "limit": 1_000, **given}
     else:
-        operation, given = b"/recall_sessions", {"limit": 200, **given}
+        operation = b"/recall_sessions"
+        given = {"limit": 200, **given}
     with ExitStack() as held:
         if chosen.namespace:
             ask = _owner(settings, chosen.namespace)
         else:
-            url, key = chosen.url, _key(settings)
+            url = chosen.url
+            key = _key(settings)
             if url is None and not key:
                 url, key = held.enter_context(archive(settings))
             ask = _caller(settings, url, key)

@@ -1,12 +1,13 @@
-"""Asks a share of planned requests again, off the client's path: does the model do the same as with its whole history?
+"""Asks a share of planned requests again, off the client's path: does the model do the same as with
+its whole history?
 
     the reply that the client got ──── is compared with the reply
                                         to the same request again: the noise of asking twice
                                         to the client's own bytes: what the plan changes, and that noise
 
-Only what the model does next is compared: which tools it calls, with which arguments, or that it stops. Nobody sees
-these replies, nothing is recorded of them but that, and a tenant spends at most `verify_budget` a day, with the
-credentials of the requests themselves.
+Only what the model does next is compared: which tools it calls, with which arguments, or that it
+stops. Nobody sees these replies, nothing is recorded of them but that, and a tenant spends at most
+`verify_budget` a day, with the credentials of the requests themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ SECONDS = 600.0
 """Seconds that both replies together may take."""
 
 Action = tuple[tuple[str, str], ...]
-"""What the model does next: the names of the tools that it calls, with their arguments; empty if it stops."""
+"""What the model does next: the names of the tools that it calls, with their arguments; empty if it
+stops."""
 
 
 class Spending:
@@ -57,36 +59,60 @@ class Spending:
         return spent if day == self._clock() // DAY else 0.0
 
     def add(self, tenant: str, money: float) -> None:
-        """Add to what was spent today; less than nothing takes back what did not have to be spent."""
+        """Add to what was spent today; less than nothing takes back what did not have to be
+        spent."""
         self._spent[tenant] = int(self._clock() // DAY), max(self.today(tenant) + money, 0.0)
 
 
 class Verify(Part):
-    """Asks again, as the policies' `offload.verify` says. `clock` returns seconds since the epoch."""
+    """Asks again, as the policies' `offload.verify` says. `clock` returns seconds since the
+    epoch."""
 
     def __init__(self, process: Process, clock: Callable[[], float] = time.time) -> None:
         self._services = process.services
         self._spending = Spending(clock)
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
-        """Start asking again if the request is of the share, and its tenant has money left today."""
+        """Start asking again if the request is of the share, and its tenant has money left
+        today."""
         if prepared is None or client is None or not prepared.tenant.policy.offload.verify:
             return
-        if outcome.status == 200 and not outcome.fault and prepared.rendered is not None and prepared.turn is not None:
+        if (
+            outcome.status == 200
+            and not outcome.fault
+            and prepared.rendered is not None
+            and prepared.turn is not None
+        ):
             self._consider(outcome, prepared, prepared.rendered, prepared.turn, client)
 
-    def _consider(self, outcome: Outcome, prepared: Prepared, rendered: Rendered, turn: Turn, client: Exchange) -> None:
-        services, spending = self._services, self._spending
-        policy, tenant, planned = prepared.tenant.policy, prepared.tenant.name, rendered.planned
+    def _consider(
+        self, outcome: Outcome, prepared: Prepared, rendered: Rendered, turn: Turn, client: Exchange
+    ) -> None:
+        services = self._services
+        spending = self._spending
+        policy = prepared.tenant.policy
+        tenant = prepared.tenant.name
+        planned = rendered.planned
         whole_fits = planned.room.holds(planned.history.tokens) and not planned.request.continues
         price = _price(policy, planned.request.model)
-        if rendered.plan.empty or not whole_fits or price is None or not _drawn(planned, policy.offload.verify):
+        if (
+            rendered.plan.empty
+            or not whole_fits
+            or price is None
+            or not _drawn(planned, policy.offload.verify)
+        ):
             return
         output = 2 * OUTPUT_PRICE * REPLY_TOKENS
-        expected = (planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + output) * price
-        if spending.today(tenant) + expected > policy.offload.verify_budget / services.settings.workers:
+        expected = (
+            planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + output
+        ) * price
+        if (
+            spending.today(tenant) + expected
+            > policy.offload.verify_budget / services.settings.workers
+        ):
             return
-        seen, unheard = _action(turn), client.unheard()
+        seen = _action(turn)
+        unheard = client.unheard()
         records = Records(services.store.visit(), prepared.tenant.namespace)
         rounds = _Unseen(services, unheard, replace(prepared, uses=[]), rendered, records, _nothing)
         usage = Addition.USAGE not in prepared.form.without
@@ -95,12 +121,17 @@ class Verify(Part):
             request = planned.request
             again = rendered.turn(usage)
             whole = planned.dialect.turn(request, [*request.entries], [], 1, usage, None)
-            compared = await _compared({"again": again, "whole": whole}, unheard, rounds, seen, outcome)
+            compared = await _compared(
+                {"again": again, "whole": whole}, unheard, rounds, seen, outcome
+            )
             if prompt := compared.prompt_tokens:
-                spending.add(tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected)
+                spending.add(
+                    tenant, (prompt + OUTPUT_PRICE * compared.completion_tokens) * price - expected
+                )
             services.sink(compared)
 
-        if services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):  # one at a time
+        # one at a time
+        if services.background.start(f"verify {tenant}", ask_twice, 3 * planned.request.size):
             spending.add(tenant, expected)
 
 
@@ -114,7 +145,9 @@ async def _compared(
     turns: Mapping[str, Turn], client: Exchange, rounds: Rounds, seen: Action, outcome: Outcome
 ) -> Outcome:
     """Ask again, and return how the replies compare with what the client has `seen`."""
-    began, same, fault = time.perf_counter(), dict[str, int](), Fault.NONE
+    began = time.perf_counter()
+    same = dict[str, int]()
+    fault = Fault.NONE
     try:
         async with asyncio.timeout(SECONDS):
             for name, turn in turns.items():
@@ -162,9 +195,12 @@ def _action(turn: Turn) -> Action:
 
 
 def _price(policy: Policy, model: str) -> float | None:
-    """Return the money for a token of plain input, None if it is not known. A model on this machine costs nothing."""
+    """Return the money for a token of plain input, None if it is not known. A model on this machine
+    costs nothing."""
     listed = price_of(policy.upstream.base_url, model)
-    said = policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
+    said = (
+        policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
+    )
     if said is None:
         return 0.0 if listed is FREE else None
     return said / 1_000_000

@@ -27,12 +27,17 @@ from proxy.errors import ProxyError, UserMistake
 from proxy.settings import flags, read
 from proxy.terminal import harmless
 
-OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+OK = 0
+FAILED = 1
+MISTAKE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller has closed it, and writing to it must do no harm
+        # the caller has closed it, and writing to it must do no harm
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     made = parser()
     given = sys.argv[1:] if arguments is None else arguments
@@ -42,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made.error(f"there is no command {given[0]!r}: did you mean {meant[0]}?")
     chosen, unknown = made.parse_known_args(arguments)
     if unknown:
-        named = [one.partition("=")[0] for one in unknown if one.startswith("-")]  # their values may be secret
+        # their values may be secret
+        named = [one.partition("=")[0] for one in unknown if one.startswith("-")]
         meant = get_close_matches(named[0], chosen.flags, 1) if named else []
         cure = f" (did you mean {meant[0]}?)" if meant else ""
         made.error(f"unrecognized arguments: {' '.join(named or unknown)}{cure}")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
+    # names of files and models have characters that not every locale has
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     return _run(chosen)
 
@@ -62,26 +69,31 @@ def _run(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (UserMistake, ProxyError) as error:
-        said, code = str(error), MISTAKE if isinstance(error, UserMistake) else FAILED
+        said = str(error)
+        code = MISTAKE if isinstance(error, UserMistake) else FAILED
     except OSError as error:  # such as a full disk below standard output
         # Python will still flush to it at exit, which would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return BROKEN_PIPE
-        said, code = ": ".join(filter(None, (error.filename, error.strerror))) or repr(error), FAILED
+        said = ": ".join(filter(None, (error.filename, error.strerror))) or repr(error)
+        code = FAILED
     sys.stderr.write(f"offload-proxy: {harmless(said)}\n")
     return code
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line. The chosen command's `run` executes it; it has these `flags`."""
+    """Return the parser of the whole command line. The chosen command's `run` executes it; it has
+    these `flags`."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
         description="A reverse proxy for OpenAI's and Anthropic's APIs that keeps long-running agents inside their "
         "context window.",
         epilog="exit codes: 0 success, 1 failure, 2 wrong usage or configuration",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and its commit, and exit")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and its commit, and exit"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in _COMMANDS.items():
         _add(commands, name, command)
@@ -101,8 +113,8 @@ class _Version(argparse.Action):
 
 
 Argument = tuple[str, str, str]
-"""Its name, metavar and help. The name ends with `?` where it may be left out, with `*` where it may be repeated, and
-with `…` where it is all the rest; a flag without a metavar has no value."""
+"""Its name, metavar and help. The name ends with `?` where it may be left out, with `*` where it
+may be repeated, and with `…` where it is all the rest; a flag without a metavar has no value."""
 
 
 class Command(NamedTuple):
@@ -123,7 +135,9 @@ def _add(
         epilog=_wrapped(_EXAMPLES.get(name, "")),
         formatter_class=_Help,
     )
-    groups = {title: added.add_argument_group(title) for title in _GROUPS} if name == "serve" else {}
+    groups = (
+        {title: added.add_argument_group(title) for title in _GROUPS} if name == "serve" else {}
+    )
     placed = {flag: groups[title] for title, flags in _GROUPS.items() for flag in flags if groups}
     flags = list[str]()
     added.set_defaults(run=command.run, flags=flags)
@@ -136,7 +150,9 @@ def _add(
             added.add_argument(name, action="store_true", help=help)
         elif name.startswith("--"):
             place = placed.get(name, added)
-            place.add_argument(name, metavar=metavar, help=help, action="append" if ending else "store")
+            place.add_argument(
+                name, metavar=metavar, help=help, action="append" if ending else "store"
+            )
         else:
             added.add_argument(name, metavar=metavar, help=help, nargs=ending)
     return added
@@ -178,7 +194,11 @@ _URL = ("--url", "URL", "the proxy [http://127.0.0.1, at the port of OFFLOAD_POR
 
 _OF_STORE: Sequence[Argument] = (
     ("--store", "URL", "URL or directory of the store; also OFFLOAD_STORE"),
-    ("--policies", "DIR", "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES"),
+    (
+        "--policies",
+        "DIR",
+        "policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES",
+    ),
 )
 
 _COMMANDS: Mapping[str, Command] = {
@@ -186,12 +206,20 @@ _COMMANDS: Mapping[str, Command] = {
         "proxy.apps.run:run",
         "run an agent behind a proxy of its own, which ends with it",
         (
-            ("--upstream", "URL", "as for serve [where the environment points, else each API's own address]"),
+            (
+                "--upstream",
+                "URL",
+                "as for serve [where the environment points, else each API's own address]",
+            ),
             ("--policies", "DIR", "as for serve"),
             ("--profile", "PROFILE", "as for serve"),
             ("--store", "URL", "as for serve"),
             ("--port", "PORT", "the proxy's port [any free one]"),
-            ("command…", "-- COMMAND", "the agent with its arguments, such as claude, codex or aider"),
+            (
+                "command…",
+                "-- COMMAND",
+                "the agent with its arguments, such as claude, codex or aider",
+            ),
         ),
     ),
     "serve": Command(
@@ -203,7 +231,11 @@ _COMMANDS: Mapping[str, Command] = {
         "proxy.cli.check:check",
         "check a directory of policies and explain it",
         (
-            ("directory?", "DIR", "the directory [$OFFLOAD_POLICIES, else policies, else the built-in policy]"),
+            (
+                "directory?",
+                "DIR",
+                "the directory [$OFFLOAD_POLICIES, else policies, else the built-in policy]",
+            ),
             ("--upstream", "URL", "as for serve"),
             ("--full", "", "explain each policy, also where there are many"),
             ("--live", "", "also ask every upstream for its models, with the policy's own key"),
@@ -220,7 +252,11 @@ _COMMANDS: Mapping[str, Command] = {
             ("--policy*", "FILE", "a policy; repeat it to compare several [the defaults]"),
             ("--json", "", "print JSON instead of a table"),
             ("--html", "REPORT.html", "also write a report, as one file"),
-            ("--store", "URL", "instead of files, what `serve --capture` has captured in this store"),
+            (
+                "--store",
+                "URL",
+                "instead of files, what `serve --capture` has captured in this store",
+            ),
             ("--namespace", "NAMESPACE", "with --store: only this caller's"),
         ),
     ),
@@ -232,7 +268,11 @@ _COMMANDS: Mapping[str, Command] = {
             ("--session", "ID", "only this session; the beginning of its id is enough"),
             ("--grep", "PATTERN", "the lines that match (RE2, ignoring case)"),
             _URL,
-            ("--namespace", "NAMESPACE", "without a proxy and a key: this caller's, out of the store itself"),
+            (
+                "--namespace",
+                "NAMESPACE",
+                "without a proxy and a key: this caller's, out of the store itself",
+            ),
             *_OF_STORE,
         ),
     ),
@@ -257,13 +297,23 @@ _ACTIONS: Mapping[str, Command] = {
     "namespace": Command(
         "proxy.cli.store:namespace",
         "say which namespace the caller has whose key is on standard input",
-        (("--identity", "VALUE", "the value of the `identity` by which the key's policy knows the caller"),),
+        (
+            (
+                "--identity",
+                "VALUE",
+                "the value of the `identity` by which the key's policy knows the caller",
+            ),
+        ),
     ),
     "gc": Command(
         "proxy.cli.store:gc",
         "delete records older than their tenant's retention",
         (
-            ("--older-than", "AGE", "delete all records older than this, such as 30d, whatever the policies say"),
+            (
+                "--older-than",
+                "AGE",
+                "delete all records older than this, such as 30d, whatever the policies say",
+            ),
             ("--dry-run", "", "only say how many would be deleted"),
         ),
     ),

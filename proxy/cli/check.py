@@ -1,4 +1,5 @@
-"""What policies mean, what their upstreams answer, and what will not work: for `check` and the start of `serve`."""
+"""What policies mean, what their upstreams answer, and what will not work: for `check` and the
+start of `serve`."""
 
 from __future__ import annotations
 
@@ -41,23 +42,30 @@ INJECTED = {
     Inject.NEVER: "never",
 }
 """When requests get our tools."""
-TASK, CALL, PREVIEW, GLIMPSE = 200, 60, 70, 560
-"""Tokens of their task, of each call with what the model says beside it, and of a result that has moved, which leaves
-more where the model has not seen it."""
+TASK = 200
+CALL = 60
+PREVIEW = 70
+GLIMPSE = 560
+"""Tokens of their task, of each call with what the model says beside it, and of a result that has
+moved, which leaves more where the model has not seen it."""
 MOST_REQUESTS = 300
-UPSTREAM_SECONDS, STORE_SECONDS = 3.0, 2.0
+UPSTREAM_SECONDS = 3.0
+STORE_SECONDS = 2.0
 """How long one answer of an upstream may take, and the store's."""
 MOST = 20
 """Most upstreams that `serve` asks."""
 FEW = 5
-"""A list of at most so many models, such as a local server's, is shown in full, and so are so many policies."""
+"""A list of at most so many models, such as a local server's, is shown in full, and so are so many
+policies."""
 
 
 def check(settings: Settings, chosen: Namespace) -> int:
-    """Write what the policies of a directory mean and, with `--live`, what their upstreams answer; returns 1 if one of
-    these does not do as requests need it. Raises PolicyError if a policy is bad.
+    """Write what the policies of a directory mean and, with `--live`, what their upstreams answer;
+    returns 1 if one of these does not do as requests need it. Raises PolicyError if a policy is
+    bad.
 
-    Where no directory is named and there is no `policies`, these are the built-in ones, as for `serve`.
+    Where no directory is named and there is no `policies`, these are the built-in ones, as for
+    `serve`.
     """
     if chosen.schema or chosen.reference:
         sys.stdout.write(schema().decode() if chosen.schema else reference())
@@ -66,7 +74,9 @@ def check(settings: Settings, chosen: Namespace) -> int:
     directory = chosen.directory
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     built_in = directory is None and settings.policies is None and not where.exists()
-    policies = load(None if built_in else where, settings.environment, settings.upstream, settings.built_in)
+    policies = load(
+        None if built_in else where, settings.environment, settings.upstream, settings.built_in
+    )
     full = chosen.full or len(policies.all()) <= FEW
     lines = _lines("built in" if built_in else str(where), policies, full=full)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
@@ -107,15 +117,23 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     yield "callers", "everybody whom no other file names" if default else several(keys, "key")
     for title, one in {"upstream": policy, **policy.by_api}.items():
         upstream = one.upstream
-        yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
+        yield (
+            title,
+            f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key",
+        )
     yield from _by_api("", policy, policy.by_api)
     for index, rule in enumerate(policy.rules):
         if not policy.shadowing(index):  # else a warning says that it is for no model
             model = rule.model.rstrip("*")
             named = {api: own.rules[index].for_model(model) for api, own in policy.by_api.items()}
             yield from _by_api(f"{rule.model}: ", rule.for_model(model), named)
-    kept = "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
-    yield "records", f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}"
+    kept = (
+        "for ever" if policy.retention is None else f"for {duration(policy.retention, exact=True)}"
+    )
+    yield (
+        "records",
+        f"kept {kept}, one namespace {'for all keys' if policy.share_namespace else 'per key'}",
+    )
     if not policy.share_namespace:
         yield "identity", described(policy.identity, listed=not default)
     if policy.capture:
@@ -153,7 +171,11 @@ def offloads(policy: Policy) -> str:
         return "off"
     ceiling = Room(policy.upstream.context_window).ceiling(offload.max_total_tokens)
     acts = "would move" if offload.mode is Mode.OBSERVE else "moves"
-    moves = "" if offload.mode is Mode.COMPRESS else f"; {acts} results above {offload.max_tool_message_tokens:,}"
+    moves = (
+        ""
+        if offload.mode is Mode.COMPRESS
+        else f"; {acts} results above {offload.max_tool_message_tokens:,}"
+    )
     return (
         f"{offload.mode}, {offload.profile}, ceiling {ceiling:,} tokens of history{moves}; "
         f"grep and read_file {INJECTED[policy.tools.inject]}"
@@ -162,7 +184,9 @@ def offloads(policy: Policy) -> str:
 
 def prices(policy: Policy) -> str:
     offload = policy.offload
-    listed = offload.prices if isinstance(offload, ListedOffload) else price_of(policy.upstream.base_url)
+    listed = (
+        offload.prices if isinstance(offload, ListedOffload) else price_of(policy.upstream.base_url)
+    )
     same = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
     source = f"{listed.models}: {listed.source}" if same else "this policy"
     return f"plain input 1, cached {offload.cached_read:g}, written to the cache {offload.cache_write:g} ({source})"
@@ -172,10 +196,13 @@ def first_event(policy: Policy, size: int) -> str:
     """Say when an agent's session whose results have so many tokens is first changed."""
     acts = "would first act" if policy.offload.mode is Mode.OBSERVE else "first acts"
     policy = policy.planning.for_request(has_tools=True)
-    upstream, offload = policy.upstream, policy.offload
+    upstream = policy.upstream
+    offload = policy.offload
     reply = upstream.reply_room(upstream.context_window)
     room = Room(upstream.context_window, reply + OUR_TOOLS_TOKENS, reply)
-    state = Fold(offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0)
+    state = Fold(
+        offload, room, OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
+    )
     stays = offload.excludes("")
     preview = size if stays else min(PREVIEW, size)
     large = not stays and size > offload.unseen_limit(upstream.context_window)
@@ -185,16 +212,18 @@ def first_event(policy: Policy, size: int) -> str:
         plan = state.plan()
         if plan.moves or plan.boundaries:
             left = plan.standing.total
-            total, why = left + size - first, CAUSES[UNSEEN]
+            total = left + size - first
+            why = CAUSES[UNSEEN]
             if plan.events:
-                total, why = plan.events[-1].total, CAUSES[plan.events[-1].cause.name.lower()]
+                total = plan.events[-1].total
+                why = CAUSES[plan.events[-1].cause.name.lower()]
             return f"it {acts} at request {request}, where {total:,} tokens become {left:,} ({why})"
         state.add(Item(Role.ASSISTANT, CALL, CALL, CALL))
         state.add(Item(Role.TOOL, size, first, preview))
     return f"it does not act within {MOST_REQUESTS} requests; {waiting(state.plan(), offload)}"
 
 
-# -- what upstreams answer ---------------------------------------------------------------------------------------------
+# -- what upstreams answer -------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
@@ -208,7 +237,9 @@ class Answer(NamedTuple):
     """A line for each model that matters."""
 
 
-def answers(settings: Settings, policies: Sequence[Policy], most: int | None = None) -> list[Answer]:
+def answers(
+    settings: Settings, policies: Sequence[Policy], most: int | None = None
+) -> list[Answer]:
     """Ask each distinct address with each key of a policy for its models, at most so many."""
     targets: dict[tuple[str, str, str | None], tuple[Policy, Upstream, bool, list[str]]] = {}
     for policy in policies:
@@ -217,11 +248,15 @@ def answers(settings: Settings, policies: Sequence[Policy], most: int | None = N
                 upstream = part.upstream
                 key = policy.tenant, upstream.base_url, upstream.api_key
                 *_, globs = targets.setdefault(key, (one, upstream, api == MESSAGES.name, []))
-                globs += filter(None, ("" if part is one else part.model, part.offload.compress.model))
+                globs += filter(
+                    None, ("" if part is one else part.model, part.offload.compress.model)
+                )
 
     async def asked() -> list[Answer]:
         async with UpstreamClient(settings) as client:
-            return await asyncio.gather(*(_answer(client, *target) for target in [*targets.values()][:most]))
+            return await asyncio.gather(
+                *(_answer(client, *target) for target in [*targets.values()][:most])
+            )
 
     return asyncio.run(asked())
 
@@ -229,16 +264,20 @@ def answers(settings: Settings, policies: Sequence[Policy], most: int | None = N
 async def _answer(
     client: UpstreamClient, policy: Policy, upstream: Upstream, anthropic: bool, globs: list[str]
 ) -> Answer:
-    """Ask with the policy's key, trying each header that clients use until one works. `globs` name the models that
-    matter."""
+    """Ask with the policy's key, trying each header that clients use until one works. `globs` name
+    the models that matter."""
     address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
     headers = [(MESSAGES.version_header, b"2023-06-01")] if anthropic else []
     for header in (b"",) if upstream.api_key is None else KEY_HEADERS:
         credential = Tenant(policy, "", key_header=header).credential(upstream, anthropic=anthropic)
         try:
-            found = await models(client, address, [*headers, *([credential] if credential else [])], UPSTREAM_SECONDS)
+            found = await models(
+                client, address, [*headers, *([credential] if credential else [])], UPSTREAM_SECONDS
+            )
         except UpstreamFault as fault:
-            return Answer(policy, upstream, False, f"DOES NOT ANSWER, {fault.detail or fault.message}")
+            return Answer(
+                policy, upstream, False, f"DOES NOT ANSWER, {fault.detail or fault.message}"
+            )
         if found.status not in (401, 403):
             break
     good, text = verdict(found.status, header.decode())
@@ -250,17 +289,21 @@ async def _answer(
             written = policy.for_model(name).upstream.context_window
             said = f"context window {window:,} tokens" if window else "context window not given"
             lines.append(
-                f"{name}: {said}" + (f", the policy says {written:,}" if written not in (None, window) else "")
+                f"{name}: {said}"
+                + (f", the policy says {written:,}" if written not in (None, window) else "")
             )
     count = f", {several(len(found.windows), 'model')}" if found.windows else ""
     return Answer(policy, upstream, good, text + count, lines)
 
 
 def verdict(status: int, key_header: str) -> tuple[bool, str]:
-    """Return whether this status is good, and its meaning. `key_header` names the policy key's header, or is empty."""
+    """Return whether this status is good, and its meaning. `key_header` names the policy key's
+    header, or is empty."""
     if 200 <= status < 300:
         accepted = {"": "asks for no key", "authorization": "key accepted"}
-        return True, f"reachable, {status}, " + accepted.get(key_header, f"key accepted, but only as `{key_header}`")
+        return True, f"reachable, {status}, " + accepted.get(
+            key_header, f"key accepted, but only as `{key_header}`"
+        )
     if status in (401, 403):
         if key_header:
             return False, f"FAILED, {status}, the policy's key is refused"
@@ -273,11 +316,12 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
     return True, f"reachable, {status}, gives no list of models{unknown}"
 
 
-# -- what `serve` says before it listens -------------------------------------------------------------------------------
+# -- what `serve` says before it listens -----------------------------------------------------------
 
 
 def serve(settings: Settings, chosen: Namespace) -> int:
-    """Serve, after saying what will not work. Raises UserMistake if upstream is this proxy or a policy is bad."""
+    """Serve, after saying what will not work. Raises UserMistake if upstream is this proxy or a
+    policy is bad."""
     from proxy.apps import dashboard, parts  # these take a second, which `check` does not need
     from proxy.server import runner
 
@@ -290,14 +334,19 @@ def serve(settings: Settings, chosen: Namespace) -> int:
 
 
 def say(settings: Settings, *, terminal: bool) -> None:
-    """Write to standard error what will not work and its cure and, on a `terminal`, four lines of what is set up.
+    """Write to standard error what will not work and its cure and, on a `terminal`, four lines of
+    what is set up.
 
     Raises UserMistake if the policies are bad.
     """
     policies = load(settings.policies, settings.environment, settings.upstream, settings.built_in)
     fault = asyncio.run(_store_fault(settings))
     lines = []
-    files = [file for file in settings.policies.glob("*.yaml") if file.is_file()] if settings.policies else []
+    files = (
+        [file for file in settings.policies.glob("*.yaml") if file.is_file()]
+        if settings.policies
+        else []
+    )
     for name, meant in strange_variables(settings.environment):
         if not any(name in file.read_text(errors="replace") for file in files):
             cure = f"; did you mean {meant}?" if meant else "; unset it"
@@ -310,18 +359,24 @@ def say(settings: Settings, *, terminal: bool) -> None:
         )
     if terminal:
         lines += _four_lines(settings, policies, fault)
-    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+    # a full disk below standard error is no reason not to serve
+    with suppress(OSError, ValueError):
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()
 
 
 async def _store_fault(settings: Settings) -> str | None:
-    """Return what is wrong with the store; of a folder only whether we can write to it, as no thread may hang in it."""
+    """Return what is wrong with the store; of a folder only whether we can write to it, as no
+    thread may hang in it."""
     if (folder := folder_of(settings.store)) is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return "not a directory" if isinstance(error, FileExistsError) else error.strerror or str(error)
+            return (
+                "not a directory"
+                if isinstance(error, FileExistsError)
+                else error.strerror or str(error)
+            )
         return None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
     store = Guarded(open_store(settings.store), warn=lambda *_: None)
     try:

@@ -1,4 +1,5 @@
-"""The `store` command: shows and cleans up the store, and forgets a namespace in it and beside it."""
+"""The `store` command: shows and cleans up the store, and forgets a namespace in it and beside
+it."""
 
 from __future__ import annotations
 
@@ -57,10 +58,12 @@ def _check_namespace(text: str) -> None:
 
 
 def ls(settings: Settings, chosen: Namespace) -> int:
-    """List namespaces with their kinds of records, or the records of one namespace, the newest last."""
+    """List namespaces with their kinds of records, or the records of one namespace, the newest
+    last."""
     if chosen.namespace:
         _check_namespace(chosen.namespace)
-    prefix, now = f"{chosen.namespace}/" if chosen.namespace else "", time.time()
+    prefix = f"{chosen.namespace}/" if chosen.namespace else ""
+    now = time.time()
     entries = _run(settings, lambda store: _found(store, prefix))
     if not entries:
         sys.stderr.write("no records\n")
@@ -72,12 +75,16 @@ def ls(settings: Settings, chosen: Namespace) -> int:
     if prefix:
         rows = [["KIND", "SIZE", "LAST USED", "KEY", "PATH"]]
         for (kind, part), [entry] in groups.items():
-            path = harmless(name_of(part) or "") if kind == "files" else ""  # the file's name for its owner
-            rows.append([kind, in_units(entry.size), duration(now - entry.modified), entry.key, path])
+            # the file's name for its owner
+            path = harmless(name_of(part) or "") if kind == "files" else ""
+            rows.append(
+                [kind, in_units(entry.size), duration(now - entry.modified), entry.key, path]
+            )
     else:
         rows = [["NAMESPACE", "KIND", "RECORDS", "SIZE", "LAST USED"]]
         for (owner, kind), group in sorted(groups.items()):
-            size, newest = sum(entry.size for entry in group), group[-1].modified
+            size = sum(entry.size for entry in group)
+            newest = group[-1].modified
             rows.append([owner, kind, str(len(group)), in_units(size), duration(now - newest)])
     sys.stdout.write(table(rows))
     return 0
@@ -89,29 +96,37 @@ def gc(settings: Settings, chosen: Namespace) -> int:
     kept_for = retention_of(settings) if chosen.older_than is None else lambda namespace: age
 
     async def delete_old(store: Store) -> tuple[int, list[Entry]]:
-        now, entries = time.time(), await _found(store, "")
+        now = time.time()
+        entries = await _found(store, "")
         limits = ((entry, kept_for(namespace_of(entry.key))) for entry in entries)
-        old = [entry for entry, limit in limits if limit is not None and now - entry.modified > limit]
+        old = [
+            entry for entry, limit in limits if limit is not None and now - entry.modified > limit
+        ]
         if not chosen.dry_run:
             await store.delete(*(entry.key for entry in old))
         return len(entries), old
 
     count, old = _run(settings, delete_old)
-    done, size = "would delete" if chosen.dry_run else "deleted", in_units(sum(entry.size for entry in old))
+    done = "would delete" if chosen.dry_run else "deleted"
+    size = in_units(sum(entry.size for entry in old))
     sys.stdout.write(f"{done} {len(old)} of {count} records, {size}\n")
     return 0
 
 
 def namespace(settings: Settings, chosen: Namespace) -> int:
-    """Write the namespace of the caller whose key is on standard input, or of callers without one; with `--identity`,
-    of the caller with that identity.
+    """Write the namespace of the caller whose key is on standard input, or of callers without one;
+    with `--identity`, of the caller with that identity.
 
     Raises Unauthorized and UserMistake.
     """
     key = sys.stdin.buffer.readline().strip()
     sent = [(b"authorization", b"Bearer " + key)] if key else []
     tenant = identify(sent, policies.load(settings.policies, settings.environment))
-    found = tenant.namespace if chosen.identity is None else namespace_as(tenant, chosen.identity.strip())
+    found = (
+        tenant.namespace
+        if chosen.identity is None
+        else namespace_as(tenant, chosen.identity.strip())
+    )
     if found is None:
         by = described(tenant.policy.identity, listed=tenant.listed)
         raise UserMistake(f"--identity: nobody is known to {tenant.name} by this value: {by}")
@@ -119,11 +134,12 @@ def namespace(settings: Settings, chosen: Namespace) -> int:
     return 0
 
 
-# -- forget ------------------------------------------------------------------------------------------------------------
+# -- forget ----------------------------------------------------------------------------------------
 
 
 class Kept(NamedTuple):
-    """How much is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
+    """How much is kept of a namespace. `rows` is None if the dashboard has neither rows nor
+    sums."""
 
     records: int
     rows: int | None
@@ -132,23 +148,30 @@ class Kept(NamedTuple):
         return bool(self.records or self.rows is not None)
 
     def __str__(self) -> str:
-        rows = "" if self.rows is None else f", {several(self.rows, 'row')} of the dashboard and their sums"
+        rows = (
+            ""
+            if self.rows is None
+            else f", {several(self.rows, 'row')} of the dashboard and their sums"
+        )
         return several(self.records, "record") + rows
 
 
 def forget(settings: Settings, chosen: Namespace) -> int:
-    """Delete all that is kept of a namespace, and say what that was; ask first, unless `--yes` is given.
+    """Delete all that is kept of a namespace, and say what that was; ask first, unless `--yes` is
+    given.
 
-    Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. No request waits until the
-    texts that it moved are stored, so a proxy may go on writing after the caller's last one. Raises UserMistake and
-    StoreFault.
+    Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. No
+    request waits until the texts that it moved are stored, so a proxy may go on writing after the
+    caller's last one. Raises UserMistake and StoreFault.
     """
     namespace = chosen.namespace
     _check_namespace(namespace)
     kept = _kept(settings, namespace, delete=False)
     if kept and not chosen.yes:
         if not sys.stdin.isatty():
-            raise UserMistake(f"this would delete {kept}: there is no terminal to ask, so add --yes")
+            raise UserMistake(
+                f"this would delete {kept}: there is no terminal to ask, so add --yes"
+            )
         sys.stdout.write(f"{kept}\nDelete all of this of {namespace} for good? [y/N] ")
         sys.stdout.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -161,7 +184,9 @@ def forget(settings: Settings, chosen: Namespace) -> int:
     time.sleep(SETTLED)
     if late := _kept(settings, namespace, delete=True):
         sys.stdout.write(f"deleted {late}\n")
-        sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
+        sys.stderr.write(
+            f"more of {namespace} may come: end its conversations, then run this again\n"
+        )
     return 1 if late else 0
 
 

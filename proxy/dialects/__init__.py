@@ -12,7 +12,17 @@ from proxy.dialects.entries import Entry
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 
-__all__ = ["DIALECTS", "NAMED", "Dialect", "Entry", "for_body", "for_model", "for_request", "model_in", "owner_of"]
+__all__ = [
+    "DIALECTS",
+    "NAMED",
+    "Dialect",
+    "Entry",
+    "for_body",
+    "for_model",
+    "for_request",
+    "model_in",
+    "owner_of",
+]
 
 _NAMED = re.compile(rb"(/deployments/|/publishers/anthropic/models/)([^/:?]+)")
 """Where a path of Azure's or Vertex's names the model."""
@@ -25,24 +35,31 @@ NAMED = {dialect.name: dialect for dialect in reversed(DIALECTS)}
 
 def for_body(body: bytes) -> list[Dialect]:
     """Return the dialects of which a body without a path may be, the likeliest first."""
-    return [MESSAGES, CHAT, RESPONSES] if any(map(body.__contains__, MESSAGES.signs)) else [CHAT, RESPONSES, MESSAGES]
+    return (
+        [MESSAGES, CHAT, RESPONSES]
+        if any(map(body.__contains__, MESSAGES.signs))
+        else [CHAT, RESPONSES, MESSAGES]
+    )
 
 
 def owner_of(path: bytes, names: Collection[bytes]) -> Dialect | None:
-    """Return the dialect of a request that asks for no reply, as its path or a header's name tells; None if several
-    APIs have its path."""
-    return next((one for one in DIALECTS if one.own.search(path) or one.version_header in names), None)
+    """Return the dialect of a request that asks for no reply, as its path or a header's name tells;
+    None if several APIs have its path."""
+    return next(
+        (one for one in DIALECTS if one.own.search(path) or one.version_header in names), None
+    )
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:
-    """Return the dialect that serves this method and path, or None for requests that are only relayed. A slash behind
-    a path changes nothing."""
+    """Return the dialect that serves this method and path, or None for requests that are only
+    relayed. A slash behind a path changes nothing."""
     plain = path.removesuffix(b"/")
     return next((one for one in DIALECTS if method == "POST" and one.path.fullmatch(plain)), None)
 
 
 def model_in(path: bytes) -> str:
-    """Return the model that a path names: Azure's deployment, or Vertex's model. Empty for other paths."""
+    """Return the model that a path names: Azure's deployment, or Vertex's model. Empty for other
+    paths."""
     named = _NAMED.search(path)
     return unquote(named[2].decode("latin-1")) if named else ""
 

@@ -18,18 +18,19 @@ from proxy.rawjson import Members, object_of, text_of
 from proxy.tools.answer import Media
 
 OTHER_PART_TOKENS = 765
-"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio counts the same, whatever its length,
-and so does a file of which only the name or the address is given."""
+"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio counts the same,
+whatever its length, and so does a file of which only the name or the address is given."""
 
 PAGE_TOKENS = 1_000
-"""Tokens of a PDF's page. Gemini says 258, Anthropic 1,500 to 3,000; OpenAI counts its text and an image of it."""
+"""Tokens of a PDF's page. Gemini says 258, Anthropic 1,500 to 3,000; OpenAI counts its text and an
+image of it."""
 
 MOST_PAGES = 1_000
 """The most pages that a model takes (Gemini's limit), so the most that we count."""
 
 PAGE_BYTES = 100_000
-"""Bytes of a page where they cannot be counted. Text alone takes a tenth, so this rather estimates too little: too much
-would make the plan take a request for too long."""
+"""Bytes of a page where they cannot be counted. Text alone takes a tenth, so this rather estimates
+too little: too much would make the plan take a request for too long."""
 
 TOKEN_BYTES = 4
 """Bytes of a text file for each token, about."""
@@ -62,25 +63,30 @@ _DEPTH = 3
 
 
 def about(part: bytes) -> str:
-    """Return what an image or a file is, from its JSON: `image, image/png, 34 kB`. Empty for any other text."""
+    """Return what an image or a file is, from its JSON: `image, image/png, 34 kB`. Empty for any
+    other text."""
     members = object_of(Raw(part))
     kind = KINDS.get(text_of(members.get("type")))
     if not kind:
         return ""
     found = dict(_strings(members, _DEPTH))
     key = next((key for key in _ADDRESSES if found.get(key)), "")
-    where, type = found.get(key, ""), found.get("media_type") or found.get("format", "")
+    where = found.get(key, "")
+    type = found.get("media_type") or found.get("format", "")
     if where.startswith("data:"):
         head, _, where = where.partition(",")
-        key, type = "data", head[5:].partition(";")[0]
+        key = "data"
+        type = head[5:].partition(";")[0]
     size = f"{max(len(where) * 3 // 4_000, 1)} kB" if key in _INLINE else where
     name = next((found[key] for key in _NAMES if found.get(key)), "")
-    return ", ".join([kind, *(on_one_line(rawjson.encodable(said)) for said in (type, name, size) if said)])
+    return ", ".join(
+        [kind, *(on_one_line(rawjson.encodable(said)) for said in (type, name, size) if said)]
+    )
 
 
 def media(part: str, takes: Collection[str]) -> Media | None:
-    """Return this image or file, given its JSON, for an API whose results hold parts of the types `takes`. None if it
-    is any other text."""
+    """Return this image or file, given its JSON, for an API whose results hold parts of the types
+    `takes`. None if it is any other text."""
     whole = part.encode("utf-8", "replace")
     said = about(whole)
     taken = text_of(object_of(Raw(whole)).get("type")) in takes
@@ -107,13 +113,16 @@ def tokens(part: bytes) -> int:
     end = end if end >= 0 else len(part)
     if text:
         return max(OTHER_PART_TOKENS, (end - start) * 3 // 4 // TOKEN_BYTES)
-    return PAGE_TOKENS * min(max(_pages(part, start, end) or (end - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
+    return PAGE_TOKENS * min(
+        max(_pages(part, start, end) or (end - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES
+    )
 
 
 def _pages(part: bytes, start: int, end: int) -> int:
-    """Return the pages of a PDF whose base64, as far as it is valid, stands there; 0 if its objects are compressed.
-    JSON may write slashes as `\\/`."""
-    pages, encoded = 0, part[start:end].replace(b"\\", b"")
+    """Return the pages of a PDF whose base64, as far as it is valid, stands there; 0 if its objects
+    are compressed. JSON may write slashes as `\\/`."""
+    pages = 0
+    encoded = part[start:end].replace(b"\\", b"")
     quads = memoryview(encoded)[: len(encoded) // 4 * 4]
     with suppress(binascii.Error):
         for at in range(0, len(quads), SLICE):

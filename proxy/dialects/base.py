@@ -1,11 +1,12 @@
 """What the proxy needs to know about an API.
 
-A dialect is one folder in this package. It knows how its API writes history, tools, replies and errors. It is pure, and
-no other part of the proxy names a field of its API. The proxy translates nothing into another API but calls of its own
-tools: unknown fields, encrypted reasoning and signatures survive only because untouched entries keep their bytes.
+A dialect is one folder in this package. It knows how its API writes history, tools, replies and
+errors. It is pure, and no other part of the proxy names a field of its API. The proxy translates
+nothing into another API but calls of its own tools: unknown fields, encrypted reasoning and
+signatures survive only because untouched entries keep their bytes.
 
-An *entry* is the unit of history in which the plan counts. In chat completions it is a message. Each API walks over one
-for its `contents`; what is made of them is the same for all.
+An *entry* is the unit of history in which the plan counts. In chat completions it is a message.
+Each API walks over one for its `contents`; what is made of them is the same for all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ from proxy.dialects.entries import (
     with_texts,
 )
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.request import RoundRequest, bounded, forbids_ours, lowered, model_of, opened, our_names, with_tools
+from proxy.dialects.request import (
+    RoundRequest,
+    bounded,
+    forbids_ours,
+    lowered,
+    model_of,
+    opened,
+    our_names,
+    with_tools,
+)
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
@@ -54,8 +64,8 @@ POINTER_BYTES = 4
 """Bytes of a token of that line, about."""
 
 ANSWER_BYTES = 4 << 20
-"""The most bytes of a reply to a summary call that are parsed. A record takes a few thousand, and parsing more would
-block the event loop for more than 10 ms."""
+"""The most bytes of a reply to a summary call that are parsed. A record takes a few thousand, and
+parsing more would block the event loop for more than 10 ms."""
 
 
 class Dialect(ABC):
@@ -70,15 +80,16 @@ class Dialect(ABC):
     version_header = b""
     """A header that all of its requests have, in lower case; empty if there is none."""
     counts = False
-    """Whether its requests only ask how many tokens they have, so that no model replies and nothing is recorded."""
+    """Whether its requests only ask how many tokens they have, so that no model replies and nothing
+    is recorded."""
     takes: ClassVar[frozenset[str]] = frozenset()
     """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
 
     known: ClassVar[frozenset[str]]
-    """The top-level members with which a history means what it means without them. A request with others passes
-    unplanned; the policy's `upstream.members` adds to them."""
+    """The top-level members with which a history means what it means without them. A request with
+    others passes unplanned; the policy's `upstream.members` adds to them."""
     barred: ClassVar[Mapping[str, bytes]]
     """Members that our tools do not go with, unless they are null or have this value."""
     defining: ClassVar[tuple[bytes, ...]] = ()
@@ -87,18 +98,22 @@ class Dialect(ABC):
     who: ClassVar[tuple[str, ...]]
     """Members that say who asks. A summary call has them, too."""
     how: ClassVar[tuple[str, ...]]
-    """Members that say how to cache and to reason. A summary call of the same model has them, too."""
+    """Members that say how to cache and to reason. A summary call of the same model has them,
+    too."""
     head: ClassVar[Mapping[str, Raw | None]] = {}
-    """Members that a summary call which continues the history copies from the request, with their defaults."""
+    """Members that a summary call which continues the history copies from the request, with their
+    defaults."""
     system = "system"
     """The role of a message that instructs the model."""
     carriers: ClassVar[tuple[str, ...]]
-    """The parts of a content that can carry a cache breakpoint. A single text becomes one of the first kind."""
+    """The parts of a content that can carry a cache breakpoint. A single text becomes one of the
+    first kind."""
 
     # -- a request --
 
     def parse(self, body: bytes) -> Request:
-        """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream says so better."""
+        """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream
+        says so better."""
         try:
             return self._request(body, opened(body))
         except (NotJson, msgspec.MsgspecError) as error:
@@ -109,9 +124,15 @@ class Dialect(ABC):
         tools = members.get("tools", NULL)
         if not rawjson.is_null(tools):
             bounded(tools, Reason.TOO_MANY_TOOLS)
-        names, theirs = our_names(body if any(type in body for type in self.defining) else bytes(tools))
+        names, theirs = our_names(
+            body if any(type in body for type in self.defining) else bytes(tools)
+        )
         given = {name: raw for name, raw in members.items() if not rawjson.is_null(raw)}
-        barred = (name for name, plain in self.barred.items() if name in given and bytes(given[name]) != plain)
+        barred = (
+            name
+            for name, plain in self.barred.items()
+            if name in given and bytes(given[name]) != plain
+        )
         return Request(
             body=body,
             members=members,
@@ -131,8 +152,9 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def split(members: Members, /) -> tuple[list[Raw], str, dict[str, Any]]:
-        """Return a request's entries, what else than a `barred` member our tools do not go with, and the members of
-        `Request` that only this API has. Raises NotJson or MsgspecError if it is no request."""
+        """Return a request's entries, what else than a `barred` member our tools do not go with,
+        and the members of `Request` that only this API has. Raises NotJson or MsgspecError if it is
+        no request."""
 
     def turn(
         self,
@@ -147,20 +169,26 @@ class Dialect(ABC):
         return self.turns(self.requests(request, entries, tools, max_rounds, usage, left))
 
     def reply_limit(self, request: Request, left: int) -> int | None:
-        """Return the lower limit that the reply gets if the window leaves it so many tokens; None if its own fits.
+        """Return the lower limit that the reply gets if the window leaves it so many tokens; None
+        if its own fits.
 
         It is not below a thinking budget, nor so low that the reply would be of no use.
         """
-        return min(map(integer, lowered(request.members, self.requests.limits, left).values()), default=None)
+        return min(
+            map(integer, lowered(request.members, self.requests.limits, left).values()),
+            default=None,
+        )
 
     def with_lower_limit(self, request: Request, left: int) -> bytes:
         """Return the body of the request with that limit and no other change."""
-        return rawjson.encode(request.members | lowered(request.members, self.requests.limits, left))
+        return rawjson.encode(
+            request.members | lowered(request.members, self.requests.limits, left)
+        )
 
     @staticmethod
     def continued(request: Request, continuation: Continuation) -> bytes:
-        """Return the body of a request that goes on from a reply with hidden rounds, for upstream, if that keeps them.
-        Otherwise every request has the whole history."""
+        """Return the body of a request that goes on from a reply with hidden rounds, for upstream,
+        if that keeps them. Otherwise every request has the whole history."""
         return request.body
 
     # -- compaction that the client asks for --
@@ -186,10 +214,17 @@ class Dialect(ABC):
         return request.body
 
     def compaction_reply(
-        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+        self,
+        path: bytes,
+        request: Request,
+        text: str,
+        digest: str,
+        tokens: tuple[int, int],
+        now: int,
     ) -> bytes:
-        """Return the reply to a request for the compaction of its whole history: the reference to the snapshot `text`.
-        `tokens` are those of the history and of the snapshot, and `now` is in seconds."""
+        """Return the reply to a request for the compaction of its whole history: the reference to
+        the snapshot `text`. `tokens` are those of the history and of the snapshot, and `now` is in
+        seconds."""
         raise NotImplementedError
 
     # -- an entry, as each API has it --
@@ -197,8 +232,8 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def opened(entry: Entry, /) -> tuple[Role, Any]:
-        """Return whose an entry is, also if more cannot be read of it, and its parts, for the next two. Raises
-        NotJson."""
+        """Return whose an entry is, also if more cannot be read of it, and its parts, for the next
+        two. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
@@ -211,22 +246,23 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def unknown(contents: Contents, parts: Any, harmless: Harmless, /) -> str:
-        """Return the path of something in an entry that we do not know; empty if we know everything, so
-        that it may be moved, cut or merged. Raises NotJson."""
+        """Return the path of something in an entry that we do not know; empty if we know
+        everything, so that it may be moved, cut or merged. Raises NotJson."""
 
     @staticmethod
     @abstractmethod
     def content(entry: Entry, result: bool, /) -> tuple[Raw | None, Callable[[Raw], bytes]]:
-        """Return an entry's content, or that of the `result` in it, and what returns the entry with another one. All
-        other members keep their bytes. Raises NotJson."""
+        """Return an entry's content, or that of the `result` in it, and what returns the entry with
+        another one. All other members keep their bytes. Raises NotJson."""
 
     # -- an entry, as all APIs have it --
 
     def read(self, entry: Entry, reading: Reading, count: Count) -> Message:
-        """Measure an entry: role, meaning, tokens, texts that can be moved, calls, answers. Raises Unplannable.
+        """Measure an entry: role, meaning, tokens, texts that can be moved, calls, answers. Raises
+        Unplannable.
 
-        The meaning is part of record keys. Two dialects must never return the same one, or a record of one API would
-        be put into requests of the other.
+        The meaning is part of record keys. Two dialects must never return the same one, or a record
+        of one API would be put into requests of the other.
         """
         try:
             role, parts = self.opened(entry)
@@ -240,7 +276,8 @@ class Dialect(ABC):
             return unreadable(self.name, entry, role, count)
 
     def _contents(self, entry: Entry) -> Contents:
-        """Return what is in an entry. One that cannot be read is shown to readers as it is, and has nothing else."""
+        """Return what is in an entry. One that cannot be read is shown to readers as it is, and has
+        nothing else."""
         try:
             return self.contents(*self.opened(entry))
         except NotJson:
@@ -249,10 +286,13 @@ class Dialect(ABC):
             return found
 
     def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
-        """Return the texts that may be replaced: one text without a place, or each text part with its place; and images
-        and files as JSON."""
+        """Return the texts that may be replaced: one text without a place, or each text part with
+        its place; and images and files as JSON."""
         found = self._contents(entry)
-        return [*found.texts, *((place, part.decode("utf-8", "replace")) for place, part, _ in found.media)]
+        return [
+            *found.texts,
+            *((place, part.decode("utf-8", "replace")) for place, part, _ in found.media),
+        ]
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """Return the text and the calls of a reply."""
@@ -264,19 +304,21 @@ class Dialect(ABC):
         return self._contents(entry).answers
 
     def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
-        """Return the entry, which stands at `index`, in readable form for the file of originals. `tool` is the name of
-        the tool whose result it is, or empty."""
+        """Return the entry, which stands at `index`, in readable form for the file of originals.
+        `tool` is the name of the tool whose result it is, or empty."""
         return self._contents(entry).sections(index, message, tool)
 
     def replace(self, entry: Entry, texts: Mapping[int | None, str]) -> bytes:
-        """Return the entry with the texts at these places replaced. All other members keep their bytes."""
+        """Return the entry with the texts at these places replaced. All other members keep their
+        bytes."""
         if not texts:
             return bytes(entry)
         content, put = self.content(entry, True)
         return put(with_texts(content or rawjson.NULL, texts, self.carriers[0]))
 
     def marked(self, entry: Entry, mark: Mark) -> Entry:
-        """Return the entry with this cache breakpoint of ours at its end, unless it cannot carry one."""
+        """Return the entry with this cache breakpoint of ours at its end, unless it cannot carry
+        one."""
         content, put = self.content(entry, False)
         made = marked(content, mark, self.carriers)
         return entry if made is None else put(made)
@@ -289,9 +331,12 @@ class Dialect(ABC):
         except NotJson:
             return False
 
-    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-        """Return the entries with the snapshot's text `block` added at the place for `role`: at the end of the first
-        system message, unless it might mean what nobody knows, or as an entry directly after the `leading` ones."""
+    def with_snapshot(
+        self, entries: list[Entry], leading: int, block: str, role: SnapshotRole
+    ) -> list[Entry]:
+        """Return the entries with the snapshot's text `block` added at the place for `role`: at the
+        end of the first system message, unless it might mean what nobody knows, or as an entry
+        directly after the `leading` ones."""
         if role is not SnapshotRole.USER and leading and self.known_as(Role.SYSTEM, entries[0]):
             content, put = self.content(entries[0], False)
             return [put(appended(content, "\n\n" + block, self.carriers[0])), *entries[1:]]
@@ -300,29 +345,37 @@ class Dialect(ABC):
         return self.inserted(entries, leading, added)
 
     def inserted(self, entries: list[Entry], place: int, added: Entry) -> list[Entry]:
-        """Return the entries with one more at this place, joined with the one behind it if both are the user's."""
-        return [*entries[:place], *self.joined([added, *entries[place : place + 1]]), *entries[place + 1 :]]
+        """Return the entries with one more at this place, joined with the one behind it if both are
+        the user's."""
+        return [
+            *entries[:place],
+            *self.joined([added, *entries[place : place + 1]]),
+            *entries[place + 1 :],
+        ]
 
     def joined(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries with each run of user messages as one, if the API may refuse user messages in a row.
+        """Return the entries with each run of user messages as one, if the API may refuse user
+        messages in a row.
 
         Messages of users with different names stay apart, and so does everything else.
         """
         return entries
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
-        """Return the entries followed by a task of the user's, joined with what the user said last."""
+        """Return the entries followed by a task of the user's, joined with what the user said
+        last."""
         return [*entries[:-1], *self.joined([*entries[-1:], task])]
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
-        """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
+        """Return the `Message.meaning` of a reply with this text and these calls when the client
+        sends it back."""
         return meaning(self.name, Role.ASSISTANT, text, calls)
 
     # -- a hidden round --
 
     def paired(self, hidden: Hidden, visible: Entry) -> Hidden:
-        """Return a hidden round as it goes with the reply that the client sent back. If the client has rewritten its
-        calls, its own reply stays, behind all that the round has."""
+        """Return a hidden round as it goes with the reply that the client sent back. If the client
+        has rewritten its calls, its own reply stays, behind all that the round has."""
         if hidden.instead is None:
             return hidden
         answers = {self.answered(entry) for entry in hidden.after}
@@ -333,23 +386,32 @@ class Dialect(ABC):
         return msgspec.structs.replace(ahead, instead=self.alone([hidden], visible))
 
     def ahead(self, hidden: Hidden, source: Dialect, *, anew: bool) -> Hidden:
-        """Return a hidden round of which everything precedes the reply that the client sent back, because the model did
-        not write it so. Our calls that stood beside the client's become a reply before it.
+        """Return a hidden round of which everything precedes the reply that the client sent back,
+        because the model did not write it so. Our calls that stood beside the client's become a
+        reply before it.
 
-        `source` has written the round. With `anew`, only the calls and answers of all its replies are taken over.
+        `source` has written the round. With `anew`, only the calls and answers of all its replies
+        are taken over.
         """
         first = len(hidden.before)
         sizes = hidden.sizes or (0,) * (first + len(hidden.after))
         made = list(zip(hidden.before, sizes[:first], strict=True))
         beside = self.written(hidden.instead) if hidden.after and hidden.instead is not None else []
         others = [*((entry, 0) for entry in beside), *zip(hidden.after, sizes[first:], strict=True)]
-        made = self._retold([*made, *others], source) if anew else [*made, *self._retold(others, source)]
+        made = (
+            self._retold([*made, *others], source)
+            if anew
+            else [*made, *self._retold(others, source)]
+        )
         before = tuple(entry for entry, _ in made)
         return Hidden(before, None, (), tuple(size for _, size in made), self.name, hidden.model)
 
-    def _retold(self, entries: Sequence[tuple[Entry, int]], source: Dialect) -> list[tuple[Entry, int]]:
-        """Return the calls of ours and their answers in these entries of `source`, as this API has them. An entry comes
-        with its tokens. No other API takes this one's ids, images and files."""
+    def _retold(
+        self, entries: Sequence[tuple[Entry, int]], source: Dialect
+    ) -> list[tuple[Entry, int]]:
+        """Return the calls of ours and their answers in these entries of `source`, as this API has
+        them. An entry comes with its tokens. No other API takes this one's ids, images and
+        files."""
         foreign = source.name != self.name
         found = [source._contents(entry) for entry, _ in entries]
         answered = {one.answers for one in found} - {""}
@@ -359,11 +421,21 @@ class Dialect(ABC):
         for one, (_, size) in zip(found, entries, strict=True):
             if one.answers:
                 text = "\n".join(text for _, text in one.texts)
-                parts = [] if foreign else [part.decode("utf-8", "replace") for _, part, _ in one.media]
-                made.append((self.answer(ids.get(one.answers, one.answers), text, next(iter(parts), "")), size))
+                parts = (
+                    [] if foreign else [part.decode("utf-8", "replace") for _, part, _ in one.media]
+                )
+                made.append(
+                    (
+                        self.answer(ids.get(one.answers, one.answers), text, next(iter(parts), "")),
+                        size,
+                    )
+                )
             elif calls := [call for call in one.calls if call.id in answered]:
                 if foreign:
-                    ids = {call.id: f"{self.turns.call_ids}_{seed}_{len(made) + at}" for at, call in enumerate(calls)}
+                    ids = {
+                        call.id: f"{self.turns.call_ids}_{seed}_{len(made) + at}"
+                        for at, call in enumerate(calls)
+                    }
                     calls = [msgspec.structs.replace(call, id=ids[call.id]) for call in calls]
                 asking = self.calling(calls)
                 made.append((asking, len(asking) // POINTER_BYTES))
@@ -377,29 +449,33 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def answer(id: str, text: str, part: str, /) -> Entry:
-        """Return the result of a call, with an image or a file behind its text if there is a `part`."""
+        """Return the result of a call, with an image or a file behind its text if there is a
+        `part`."""
 
     def alone(self, rounds: Sequence[Hidden], visible: Entry) -> bytes | None:
-        """Return the reply that the client sent back as upstream takes it without what was hidden of it, for
-        `Hidden.instead`. None: as it is."""
+        """Return the reply that the client sent back as upstream takes it without what was hidden
+        of it, for `Hidden.instead`. None: as it is."""
         return None
 
     def reinserted(self, hidden: Hidden, visible: Entry) -> list[Entry]:
-        """Return a hidden round together with the reply that the client saw, in their original order."""
+        """Return a hidden round together with the reply that the client saw, in their original
+        order."""
         shown = [visible] if hidden.instead is None else self.written(hidden.instead)
         return [*hidden.before, *shown, *hidden.after]
 
     @staticmethod
     def written(instead: bytes) -> list[Entry]:
-        """Return the entry that `Hidden.instead` holds; an empty list if the model wrote nothing."""
+        """Return the entry that `Hidden.instead` holds; an empty list if the model wrote
+        nothing."""
         reply = instead.strip()[1:-1]
         return [reply] if reply else []
 
     def shrunk(self, hidden: Hidden, least: int, names: Names = NAMES) -> Hidden:
-        """Return the round with a line in place of each answer above `least` tokens that says how to get it again. The
-        tool is called what it is called now (`names`): the client may have got one of its own with the name that it
-        had."""
-        entries, sizes = [*hidden.before, *hidden.after], [*hidden.sizes]
+        """Return the round with a line in place of each answer above `least` tokens that says how
+        to get it again. The tool is called what it is called now (`names`): the client may have got
+        one of its own with the name that it had."""
+        entries = [*hidden.before, *hidden.after]
+        sizes = [*hidden.sizes]
         if all(size <= least for size in sizes):
             return hidden
         made = [*entries, *(self.written(hidden.instead) if hidden.instead is not None else ())]
@@ -407,50 +483,74 @@ class Dialect(ABC):
         for place, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
             if size <= least or not (call := calls.get(self.answered(entry))):
                 continue
-            name = next((names[own.index(call.name)] for own in (NAMES, OTHER_NAMES) if call.name in own), call.name)
+            name = next(
+                (names[own.index(call.name)] for own in (NAMES, OTHER_NAMES) if call.name in own),
+                call.name,
+            )
             pointer = self.replace(entry, {None: LEFT_OUT.format(name, call.arguments)})
             if len(pointer) < len(entry):
                 entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
         first = len(hidden.before)
-        before, after = tuple(entries[:first]), tuple(entries[first:])
+        before = tuple(entries[:first])
+        after = tuple(entries[first:])
         return msgspec.structs.replace(hidden, before=before, after=after, sizes=tuple(sizes))
 
     # -- a summary --
 
-    def summary_request(self, text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    def summary_request(
+        self, text: str, model: str, request: Request | None = None, most: int = 0
+    ) -> bytes:
         """Return the body of a summary call whose only input is `text`.
 
-        The call copies from `request` the members that say who asks. If `request` is for the same model, the call also
-        copies how to cache and how to reason. The reply may have `most` tokens, without a limit if that is 0.
+        The call copies from `request` the members that say who asks. If `request` is for the same
+        model, the call also copies how to cache and how to reason. The reply may have `most`
+        tokens, without a limit if that is 0.
         """
-        return rawjson.encode(self._asking(model, request, most) | self.requests.assembled({}, [self.task(text)]))
+        return rawjson.encode(
+            self._asking(model, request, most) | self.requests.assembled({}, [self.task(text)])
+        )
 
     def summary_on_prefix(
-        self, text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
+        self,
+        text: str,
+        request: Request,
+        entries: Sequence[Entry],
+        tools: Sequence[bytes],
+        most: int,
+        end: int,
     ) -> bytes:
-        """Return the body of a summary call that continues `entries`, which upstream has cached, with the task `text`.
+        """Return the body of a summary call that continues `entries`, which upstream has cached,
+        with the task `text`.
 
-        `end` is the place in the client's history where the entries end. Some caches store a prefix only up to a
-        breakpoint that the client sets: if it set one after `end`, the task gets the same. `tools` and `most` are as
-        above; the model may not call any of the tools.
+        `end` is the place in the client's history where the entries end. Some caches store a prefix
+        only up to a breakpoint that the client sets: if it set one after `end`, the task gets the
+        same. `tools` and `most` are as above; the model may not call any of the tools.
         """
         members = self._asking(request.model, request, most)
-        members |= {name: raw for name, own in self.head.items() if (raw := request.members.get(name, own)) is not None}
+        members |= {
+            name: raw
+            for name, own in self.head.items()
+            if (raw := request.members.get(name, own)) is not None
+        }
         defined = with_tools(request.members.get("tools"), list(map(self.requests.tool, tools)))
         if elements_of(defined):
             members |= {"tools": defined or rawjson.NULL, "tool_choice": self.requests.no_call}
         marks = [mark for entry in request.entries[end:] for mark in marks_in(entry)]
         task = self.marked(self.task(text), marks[-1]) if marks else self.task(text)
-        return rawjson.encode(members | self.requests.assembled(request.members, self.followed([*entries], task)))
+        return rawjson.encode(
+            members | self.requests.assembled(request.members, self.followed([*entries], task))
+        )
 
     def _asking(self, model: str, request: Request | None, most: int) -> Members:
-        """Return the model and what a call copies from its request. Another model may not know how to cache and to
-        reason. Where the request's path names the model, the body does not."""
+        """Return the model and what a call copies from its request. Another model may not know how
+        to cache and to reason. Where the request's path names the model, the body does not."""
         if request is None:
             return self.with_limit({"model": string(model)}, most)
         names = (*self.who, *self.how) if model == request.model else self.who
         copied = {name: request.members[name] for name in names if name in request.members}
-        return self.with_limit(({"model": string(model)} if "model" in request.members else {}) | copied, most)
+        return self.with_limit(
+            ({"model": string(model)} if "model" in request.members else {}) | copied, most
+        )
 
     @staticmethod
     def task(text: str) -> Entry:
@@ -465,11 +565,12 @@ class Dialect(ABC):
     @staticmethod
     @abstractmethod
     def answer_in(reply: Members, /) -> tuple[str, bool]:
-        """Return the text of a whole reply, and whether the model ended it by itself. Raises NotJson, KeyError or
-        ValueError."""
+        """Return the text of a whole reply, and whether the model ended it by itself. Raises
+        NotJson, KeyError or ValueError."""
 
     def summary_answer(self, status: int, body: bytes) -> SummaryAnswer:
-        """Read the reply to a summary call. Accepts any body; the answer has no text if the body cannot be read."""
+        """Read the reply to a summary call. Accepts any body; the answer has no text if the body
+        cannot be read."""
         if refusals.is_overflow(status, body):
             return SummaryAnswer(status, too_long=True, window=refusals.window(body))
         if len(body) > ANSWER_BYTES:
@@ -479,24 +580,28 @@ class Dialect(ABC):
         except (NotJson, KeyError, ValueError):
             return SummaryAnswer(status)
         said = reported(body) or Reported(0, 0, 0)
-        return SummaryAnswer(status, text, said.prompt, said.completion, said.cached or 0, finished=finished)
+        return SummaryAnswer(
+            status, text, said.prompt, said.completion, said.cached or 0, finished=finished
+        )
 
     # -- refusals and errors --
 
     @staticmethod
     def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
-        """Return the request so that upstream drops thinking that no longer fits what precedes it, if it can."""
+        """Return the request so that upstream drops thinking that no longer fits what precedes it,
+        if it can."""
         return body, headers
 
     @staticmethod
     def complaint(status: int, body: bytes) -> Complaint:
-        """Return what this refusal of a request that we changed is about. Status 200 means that `body` is an error in
-        the place of a reply, as in `Turn.refusal`."""
+        """Return what this refusal of a request that we changed is about. Status 200 means that
+        `body` is an error in the place of a reply, as in `Turn.refusal`."""
         return refusals.complaint(status, body)
 
     @staticmethod
     def error_body(fault: ProxyError) -> bytes:
-        """Return the body of an error reply from the proxy itself: in the API's shape, which by default is OpenAI's."""
+        """Return the body of an error reply from the proxy itself: in the API's shape, which by
+        default is OpenAI's."""
         return fault.body()
 
     def error_event(self, fault: ProxyError) -> bytes:

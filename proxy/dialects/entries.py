@@ -1,4 +1,5 @@
-"""What the dialects do alike with entries: measure them, replace and mark their texts, describe them to readers.
+"""What the dialects do alike with entries: measure them, replace and mark their texts, describe
+them to readers.
 
 A dialect walks over an entry once and adds what it finds to a `Contents`. All else is made of that.
 """
@@ -27,30 +28,37 @@ Entry = bytes | Raw
 """One entry of a history as JSON."""
 
 MESSAGE_TOKENS = 4
-"""Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
+"""Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates
+need a few more."""
 
 OPAQUE_BYTES = 6
-"""Bytes of encrypted text for each token of it: four characters, a third more for base64, and a frame."""
+"""Bytes of encrypted text for each token of it: four characters, a third more for base64, and a
+frame."""
 
 DEFAULTS: Mapping[str, Any] = {
     "caller": {"type": "direct"},  # no program of upstream's made the call (OpenAI, Anthropic)
     "async": False,  # the client answers the call before it goes on (OpenAI)
     **dict.fromkeys(("prefix", "partial"), False),  # the reply is complete (Mistral, Moonshot)
 }
-"""Members with what their APIs take for granted. Clients that write all fields of their types send them."""
+"""Members with what their APIs take for granted. Clients that write all fields of their types send
+them."""
 
-MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
-"""The most characters of a call's arguments, and the most characters in them that may begin a value, for which the
-arguments are parsed. That takes some 40 ms, during which no other thread can use the interpreter. Larger arguments
-are used as written."""
+MAX_ARGUMENTS = 256 << 10
+MAX_SEPARATORS = 50_000
+"""The most characters of a call's arguments, and the most characters in them that may begin a
+value, for which the arguments are parsed. That takes some 40 ms, during which no other thread can
+use the interpreter. Larger arguments are used as written."""
 
 
 def canonical(arguments: str) -> str:
-    """Return the arguments as canonical JSON, or unchanged if they are not JSON or too large to parse."""
+    """Return the arguments as canonical JSON, or unchanged if they are not JSON or too large to
+    parse."""
     if len(arguments) > MAX_ARGUMENTS or sum(map(arguments.count, ",[{")) > MAX_SEPARATORS:
         return arguments.strip()
     try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(
+            json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":")
+        )
     except (ValueError, RecursionError):
         return arguments.strip()
 
@@ -61,10 +69,15 @@ def marks(calls: Iterable[ToolCall]) -> tuple[bytes, ...]:
 
 
 def meaning(
-    dialect: str, role: Role, text: str, calls: Iterable[ToolCall], answers: str = "", others: Iterable[bytes] = ()
+    dialect: str,
+    role: Role,
+    text: str,
+    calls: Iterable[ToolCall],
+    answers: str = "",
+    others: Iterable[bytes] = (),
 ) -> bytes:
-    """Return an entry's `Message.meaning`. The dialect's name is part of it, so that no record of another API is ever
-    found."""
+    """Return an entry's `Message.meaning`. The dialect's name is part of it, so that no record of
+    another API is ever found."""
     called = [(call.id, call.name, canonical(call.arguments)) for call in calls]
     seen = hashlib.sha256(rawjson.encode([dialect, int(role), text.strip(), called, answers]))
     for other in others:
@@ -84,9 +97,9 @@ def unknown(
     at: str,
     harmless: Harmless = (),
 ) -> str:
-    """Return the path of a member that `table` does not have for this kind; empty if it has all that
-    say something: what we do not know may mean anything. `at` is the path of the object. Types,
-    breakpoints and `DEFAULTS` mean the same everywhere."""
+    """Return the path of a member that `table` does not have for this kind; empty if it has all
+    that say something: what we do not know may mean anything. `at` is the path of the object.
+    Types, breakpoints and `DEFAULTS` mean the same everywhere."""
     if kind not in table:
         return f"{at}.type"
     for key, raw in members.items():
@@ -111,7 +124,9 @@ def unknown_in(
 ) -> str:
     """Return the same for the parts at a path; a part without a type is `unnamed`."""
     listed = map(rawjson.members, parts)
-    found = (unknown(part, table, text_of(part.get("type")) or unnamed, at, harmless) for part in listed)
+    found = (
+        unknown(part, table, text_of(part.get("type")) or unnamed, at, harmless) for part in listed
+    )
     return next(filter(None, found), "")
 
 
@@ -120,7 +135,7 @@ def opaque(raws: Iterable[Raw]) -> int:
     return sum(len(memoryview(raw)) for raw in raws) // OPAQUE_BYTES
 
 
-# -- what an entry holds -----------------------------------------------------------------------------------------------
+# -- what an entry holds ---------------------------------------------------------------------------
 
 
 class Contents:
@@ -147,7 +162,8 @@ class Contents:
         self.counted: list[str] = []
         """The texts that have tokens and never move."""
         self.called: list[tuple[str, str]] = []
-        """The names and arguments of all calls. They are counted in canonical form: spaces influence no decision."""
+        """The names and arguments of all calls. They are counted in canonical form: spaces
+        influence no decision."""
         self.files: list[bytes] = []
         """Images, files and what counts like them, as JSON."""
         self.opaque = 0
@@ -169,7 +185,9 @@ class Contents:
             self.counted.append(text)
             self._shown.append((" reasoning", text, b""))
 
-    def call(self, call: ToolCall, *, answered: bool = True, said: bool = True, shown: str = "") -> None:
+    def call(
+        self, call: ToolCall, *, answered: bool = True, said: bool = True, shown: str = ""
+    ) -> None:
         """Add a call. `shown` are the arguments without images, if it has any."""
         arguments = shown or call.arguments
         self.called.append((call.name, arguments))
@@ -201,10 +219,16 @@ class Contents:
         return not self._shown
 
     def sections(self, index: int, message: Message, tool: str) -> list[Section]:
-        """Return it in readable form, titled by the entry's `index` and by the `tool` whose result it is."""
-        role, title = message.role, f"{index + 1} {message.role.name.lower()} {_one_line(self.name)}".rstrip()
+        """Return it in readable form, titled by the entry's `index` and by the `tool` whose result
+        it is."""
+        role, title = (
+            message.role,
+            f"{index + 1} {message.role.name.lower()} {_one_line(self.name)}".rstrip(),
+        )
         if role is Role.TOOL:
-            title = f"{title} {_one_line(message.answers)} {_one_line(tool)}{' failed' * self.failed}"
+            title = (
+                f"{title} {_one_line(message.answers)} {_one_line(tool)}{' failed' * self.failed}"
+            )
         made: list[Section] = []
         for suffix, text, part in self._shown:
             words = f"[{attachments.about(part)}]" if part else text
@@ -213,38 +237,60 @@ class Contents:
 
 
 def _one_line(text: str) -> str:
-    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
+    """Return at most 64 characters on one line, because line breaks in a client's ids and names
+    would end a header."""
     return " ".join(text.split())[:64]
 
 
-# -- measures ----------------------------------------------------------------------------------------------------------
+# -- measures --------------------------------------------------------------------------------------
 
 
-def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, count: Count, *, sealed: str) -> Message:
-    """Measure an entry that has these contents. A `sealed` one stays as it is, with its step; see `Pairing`."""
+def measured(
+    dialect: str, entry: Entry, found: Contents, reading: Reading, count: Count, *, sealed: str
+) -> Message:
+    """Measure an entry that has these contents. A `sealed` one stays as it is, with its step; see
+    `Pairing`."""
     role = found.role
-    name, reply = role.name.lower(), role is Role.ASSISTANT
+    name = role.name.lower()
+    reply = role is Role.ASSISTANT
     sizes = [count(text) for _, text in found.texts]
-    counted = [*found.counted, *(text for tool, given in found.called for text in (tool, canonical(given)))]
+    counted = [
+        *found.counted,
+        *(text for tool, given in found.called for text in (tool, canonical(given))),
+    ]
     fixed = sum(map(attachments.tokens, found.files))
     tokens = sum(sizes) + sum(map(count, counted)) + fixed + found.opaque + MESSAGE_TOKENS
-    carries, kept = (Carries.NO, 0) if reply else carried(name, [text for _, text in found.texts], reading.results)
+    carries, kept = (
+        (Carries.NO, 0)
+        if reply
+        else carried(name, [text for _, text in found.texts], reading.results)
+    )
     if role is Role.SYSTEM and found.texts and not found.said:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
     result = role is Role.TOOL or bool(carries)
     kind = "tool result" if result else f"{name} message"
     pieces: list[Piece] = []
-    for (place, text), size in zip(() if reply else found.texts, () if reply else sizes, strict=True):
+    for (place, text), size in zip(
+        () if reply else found.texts, () if reply else sizes, strict=True
+    ):
         pieces.append(_piece(place, text, size, kind, 0 if pieces else kept, reading, count))
     pieces += [
         _medium(place, part, kind, reading.shape if result and moves else None, count)
         for place, part, moves in found.media
     ]
-    answered, stays = found.answered if reply else (), bool(sealed) or role is Role.SEALED
+    answered = found.answered if reply else ()
+    stays = bool(sealed) or role is Role.SEALED
     return Message(
         digest(entry),
         role,
-        meaning(dialect, role, "".join(found.said), found.calls if reply else (), found.answers, found.others),
+        meaning(
+            dialect,
+            role,
+            "".join(found.said),
+            found.calls if reply else (),
+            found.answers,
+            found.others,
+        ),
         tokens,
         () if stays else tuple(pieces),
         calls=tuple((call.id, call.name) for call in answered),
@@ -253,7 +299,9 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
         said=any(piece.spans for piece in pieces),
         failed=role is Role.TOOL and (found.failed or reports_error(found.said)),
         carries=carries,
-        labels=tuple(preview.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        labels=tuple(
+            preview.of_call(call.name, canonical(call.arguments), count) for call in answered
+        ),
         marks=marks(answered),
         fixed=fixed,
     )
@@ -262,8 +310,11 @@ def measured(dialect: str, entry: Entry, found: Contents, reading: Reading, coun
 def unreadable(dialect: str, entry: Entry, role: Role, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know."""
     text = bytes(entry).decode("utf-8", "replace")
-    meant, tokens = meaning(dialect, role, "unreadable", [ToolCall("", "", text)]), count(text) + MESSAGE_TOKENS
-    return Message(digest(entry), role, meant, tokens, (), (), "", sealed="form, which nobody here knows")
+    meant = meaning(dialect, role, "unreadable", [ToolCall("", "", text)])
+    tokens = count(text) + MESSAGE_TOKENS
+    return Message(
+        digest(entry), role, meant, tokens, (), (), "", sealed="form, which nobody here knows"
+    )
 
 
 def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Count) -> Piece:
@@ -271,20 +322,25 @@ def _medium(place: int, part: bytes, kind: str, shape: Shape | None, count: Coun
 
     It never moves before the model has seen it, as only seeing it tells what is in it.
     """
-    text, tokens, about = part.decode("utf-8", "replace"), attachments.tokens(part), attachments.about(part)
+    text = part.decode("utf-8", "replace")
+    tokens = attachments.tokens(part)
+    about = attachments.about(part)
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     left = min(count(preview.pointer(about, name, "", shape)), tokens) if shape else tokens
     return Piece(place, moved, tokens, left, tokens, preview.of_kind(kind, count), media=about)
 
 
-def _piece(place: int | None, text: str, tokens: int, kind: str, kept: int, reading: Reading, count: Count) -> Piece:
-    """Return a text. It is called by its `kind` as long as no call is known whose result it is; its first `kept`
-    characters stay in any case."""
+def _piece(
+    place: int | None, text: str, tokens: int, kind: str, kept: int, reading: Reading, count: Count
+) -> Piece:
+    """Return a text. It is called by its `kind` as long as no call is known whose result it is; its
+    first `kept` characters stay in any case."""
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
     spans = texts.spans(text, reading.said)
 
     def replaced(shape: Shape) -> int:
-        """Return the tokens of the replacement without a label; those of the text where it would not be shorter."""
+        """Return the tokens of the replacement without a label; those of the text where it would
+        not be shorter."""
         replacement = preview.replacement(text, name, "", tokens, shape, kept, spans)
         return min(count(replacement), tokens) if len(replacement) < len(text) else tokens
 
@@ -294,7 +350,7 @@ def _piece(place: int | None, text: str, tokens: int, kind: str, kept: int, read
     return Piece(place, moved, tokens, at_event, first, label, kept, spans=spans)
 
 
-# -- the content of an entry -------------------------------------------------------------------------------------------
+# -- the content of an entry -----------------------------------------------------------------------
 
 
 def with_texts(content: Raw, replaced: Mapping[int | None, str], type: str) -> Raw:
@@ -317,10 +373,12 @@ def appended(content: Raw | None, text: str, type: str) -> Raw:
         return string(text)
     if rawjson.is_string(content):
         return Raw(bytes(content)[:-1] + rawjson.encode(text)[1:])
-    return Raw(rawjson.array([*rawjson.elements(content), rawjson.encode({"type": type, "text": text})]))
+    return Raw(
+        rawjson.array([*rawjson.elements(content), rawjson.encode({"type": type, "text": text})])
+    )
 
 
-# -- cache breakpoints: no meaning contains one ------------------------------------------------------------------------
+# -- cache breakpoints: no meaning contains one ----------------------------------------------------
 
 
 class Mark(NamedTuple):
@@ -337,12 +395,13 @@ TEXT = ("text", "input_text")
 """The blocks that can carry a breakpoint, if their text is not empty."""
 
 _PATTERNS = {key: re.compile(rb'"%b"\s*:\s*(\{[^{}]*\})' % key.encode()) for key in MARKS}
-"""Clients that write all fields set most of them to null, which is no mark. Within a string, the quotation marks would
-be escaped."""
+"""Clients that write all fields set most of them to null, which is no mark. Within a string, the
+quotation marks would be escaped."""
 
 
 def marks_in(raw: Entry) -> list[Mark]:
-    """Return the breakpoints that the client set in an entry, or in a whole body, all in one spelling."""
+    """Return the breakpoints that the client set in an entry, or in a whole body, all in one
+    spelling."""
     whole = bytes(raw)
     for key, pattern in _PATTERNS.items():
         if key.encode() in whole and (found := pattern.findall(whole)):
@@ -356,13 +415,14 @@ def unmarked(block: Members) -> bytes:
 
 
 def marked(content: Raw | None, mark: Mark, carriers: Sequence[str]) -> Raw | None:
-    """Return a content with this breakpoint at its end; None if it cannot carry one, whatever it is. A single text
-    becomes a block of the first kind that can carry one."""
+    """Return a content with this breakpoint at its end; None if it cannot carry one, whatever it
+    is. A single text becomes a block of the first kind that can carry one."""
     if content is None or rawjson.is_null(content):
         return None
     try:
         if rawjson.is_string(content):
-            blocks, last = list[Raw](), {"type": string(carriers[0]), "text": content}
+            blocks = list[Raw]()
+            last = {"type": string(carriers[0]), "text": content}
         else:
             *blocks, final = rawjson.elements(content)
             last = rawjson.members(final)

@@ -1,9 +1,11 @@
 """Calls that a model wrote as text, because the server that runs it did not parse them.
 
-`GRAMMARS` lists how models write a call; a new one is one row. Around calls and between them stand *marks*: the tags
-and special tokens of chat templates, brackets and white space. `read` reads a run of calls from a place in a text on.
+`GRAMMARS` lists how models write a call; a new one is one row. Around calls and between them stand
+*marks*: the tags and special tokens of chat templates, brackets and white space. `read` reads a run
+of calls from a place in a text on.
 
-A run is only what is nothing else to the text's end: what an agent quotes and goes on after stays text.
+A run is only what is nothing else to the text's end: what an agent quotes and goes on after stays
+text.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ NAMELESS = 400
 """Most characters of a call before its name. More are not held back, because they are no call."""
 
 Read = Callable[[str, int], tuple[dict[str, Any], int]]
-"""Reads arguments from a place on, and returns them and the place behind them. Raises Unfinished if more of the text
-is needed, and ValueError if they are none."""
+"""Reads arguments from a place on, and returns them and the place behind them. Raises Unfinished if
+more of the text is needed, and ValueError if they are none."""
 
 
 class Unfinished(ValueError):
@@ -32,7 +34,8 @@ class Unfinished(ValueError):
 
 
 class Written(NamedTuple):
-    """A call in a text: from where to where it stands, the name as it was written, and its arguments."""
+    """A call in a text: from where to where it stands, the name as it was written, and its
+    arguments."""
 
     begins: int
     ends: int
@@ -40,7 +43,7 @@ class Written(NamedTuple):
     arguments: dict[str, Any]
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
 _decoder = json.JSONDecoder(strict=False)  # models write line breaks into strings as they are
 
@@ -65,13 +68,16 @@ def _object(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _pairs(pair: str, ends: str) -> Read:
-    """Return a reader of arguments that are pairs of tags, each with a name and a value, up to `ends`."""
-    found, end = re.compile(rf"\s*{pair}", re.DOTALL), re.compile(rf"\s*{ends}")
+    """Return a reader of arguments that are pairs of tags, each with a name and a value, up to
+    `ends`."""
+    found = re.compile(rf"\s*{pair}", re.DOTALL)
+    end = re.compile(rf"\s*{ends}")
 
     def read(text: str, at: int) -> tuple[dict[str, Any], int]:
         values: dict[str, Any] = {}
         while match := found.match(text, at):
-            value, at = match["value"], match.end()
+            value = match["value"]
+            at = match.end()
             value = value.removeprefix("\n").removesuffix("\n")
             typed = match.groupdict().get("string") == "false"
             values[match["key"].strip()] = json.loads(value) if typed else value
@@ -94,7 +100,9 @@ _GLM_PAIR = r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_v
 
 def _keywords(text: str, at: int) -> tuple[dict[str, Any], int]:
     """Read the keyword arguments of a call in Python, behind its opening parenthesis."""
-    depth, quote, place = 1, "", at
+    depth = 1
+    quote = ""
+    place = at
     while depth:
         if place >= len(text):
             raise Unfinished("keywords")
@@ -124,7 +132,9 @@ _BARE_KEY = re.compile(r"([{,]\s*)([\w-]+)\s*:")
 
 def _quoted(text: str, at: int) -> tuple[dict[str, Any], int]:
     """Read an object whose keys have no quotes, and whose strings have those of Gemma 4."""
-    made, place, depth = "", at, 0
+    made = ""
+    place = at
+    depth = 0
     while place < len(text):
         if text.startswith(_QUOTED, place):
             end = text.find(_QUOTED, place + len(_QUOTED))
@@ -144,7 +154,7 @@ def _quoted(text: str, at: int) -> tuple[dict[str, Any], int]:
     raise Unfinished("an object")
 
 
-# -- the table --------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 _VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/tool_parsers/"
 _SGLANG = "https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/function_call/"
@@ -156,8 +166,8 @@ _NAMESPACES = ("", "minimax:", "antml:", "steptml:", "｜DSML｜")
 class Grammar(NamedTuple):
     """How a kind of model writes a call: what stands up to its arguments, and how to read these.
 
-    In `begins`, a space stands for white space or none, `{name}` for the tool's name, `{id}` for a word, `{some}` for
-    words and tokens, and `{=x}` for `x`, which already belongs to the arguments.
+    In `begins`, a space stands for white space or none, `{name}` for the tool's name, `{id}` for a
+    word, `{some}` for words and tokens, and `{=x}` for `x`, which already belongs to the arguments.
     """
 
     models: str
@@ -165,7 +175,8 @@ class Grammar(NamedTuple):
     begins: str
     arguments: Read
     ends: str = ""
-    """What follows the arguments, if it is there: servers cut off the token with which a model stops."""
+    """What follows the arguments, if it is there: servers cut off the token with which a model
+    stops."""
 
 
 def _invoked(namespace: str) -> Grammar:
@@ -185,9 +196,16 @@ GRAMMARS = (
         "<function={name}>",
         _pairs(r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>", "</function>"),
     ),
-    Grammar("Llama 3", f"{_SGLANG}llama32_detector.py", "<function={name}> {={}", _object, "</function>"),
+    Grammar(
+        "Llama 3", f"{_SGLANG}llama32_detector.py", "<function={name}> {={}", _object, "</function>"
+    ),
     *map(_invoked, _NAMESPACES),
-    Grammar("GLM", f"{_VLLM}glm4_moe_tool_parser.py", "<tool_call> {name} {=<}", _pairs(_GLM_PAIR, "</tool_call>")),
+    Grammar(
+        "GLM",
+        f"{_VLLM}glm4_moe_tool_parser.py",
+        "<tool_call> {name} {=<}",
+        _pairs(_GLM_PAIR, "</tool_call>"),
+    ),
     Grammar(
         "Kimi K2",
         f"{_SGLANG}kimik2_detector.py",
@@ -211,7 +229,12 @@ GRAMMARS = (
     ),
     Grammar("Mistral", f"{_VLLM}mistral_tool_parser.py", "[TOOL_CALLS] {name} {={}", _object),
     Grammar("Mistral", f"{_VLLM}mistral_tool_parser.py", "[TOOL_CALLS] {name} [ARGS] ", _object),
-    Grammar("Mistral", f"{_VLLM}mistral_tool_parser.py", "[TOOL_CALLS] {name} [CALL_ID] {id} [ARGS] ", _object),
+    Grammar(
+        "Mistral",
+        f"{_VLLM}mistral_tool_parser.py",
+        "[TOOL_CALLS] {name} [CALL_ID] {id} [ARGS] ",
+        _object,
+    ),
     Grammar(
         "gpt-oss (harmony)",
         f"{_SGLANG}gpt_oss_detector.py",
@@ -226,7 +249,13 @@ GRAMMARS = (
         _object,
         "<|call|>",
     ),
-    Grammar("Gemma 4", f"{_SGLANG}gemma4_detector.py", "<|tool_call>call:{name} {={}", _quoted, "<tool_call|>"),
+    Grammar(
+        "Gemma 4",
+        f"{_SGLANG}gemma4_detector.py",
+        "<|tool_call>call:{name} {={}",
+        _quoted,
+        "<tool_call|>",
+    ),
     Grammar(
         "Llama 4, LFM2, Olmo 3, Gemma 3",
         f"{_VLLM}llama4_pythonic_tool_parser.py, {_VLLM}olmo3_tool_parser.py",
@@ -234,8 +263,9 @@ GRAMMARS = (
         _keywords,
     ),
 )
-"""Besides these, a call may be a JSON object with a name and arguments: Hermes, Qwen, Llama, Mistral, Granite and many
-others. Source: https://github.com/vllm-project/vllm/blob/main/vllm/tool_parsers/hermes_tool_parser.py"""
+"""Besides these, a call may be a JSON object with a name and arguments: Hermes, Qwen, Llama,
+Mistral, Granite and many others. Source:
+https://github.com/vllm-project/vllm/blob/main/vllm/tool_parsers/hermes_tool_parser.py"""
 
 _TAGS = ("tool_call", "tool_calls", "function_call", "function_calls", "tools", "TOOLCALL")
 _PREFIXES = (*_NAMESPACES, "seed:", "longcat_")
@@ -246,7 +276,8 @@ _MARKS = re.compile(
     rf"|</?{_TAG}>|<\|{_TAG}>|<{_TAG}\|>"
     r"|</(?:function|[\w｜:]*invoke)>"
 )
-"""What stands around calls: the tags and the tokens of chat templates, and what separates the elements of a list."""
+"""What stands around calls: the tags and the tokens of chat templates, and what separates the
+elements of a list."""
 _PART_OF_TOKEN = re.compile(r"<(?:\|[\w/▁ ]{0,40}\|?|｜[\w▁ ]{0,40}｜?)")
 _FENCE = re.compile(r"```\w*(?=\s|$)")
 _PART_OF_FENCE = re.compile(r"`{1,3}\w*")
@@ -281,7 +312,8 @@ _PIECE = re.compile(r" |\{=?\w*[<{]?\}|.", re.DOTALL)
 
 
 class _Rule(NamedTuple):
-    """A grammar whose beginning and end are compiled, and what matches a part of each up to a text's end."""
+    """A grammar whose beginning and end are compiled, and what matches a part of each up to a
+    text's end."""
 
     arguments: Read
     begins: re.Pattern[str]
@@ -291,7 +323,10 @@ class _Rule(NamedTuple):
 
 
 def _rule(grammar: Grammar) -> _Rule:
-    pieces = [_HOLES.get(piece, (re.escape(piece), re.escape(piece))) for piece in _PIECE.findall(grammar.begins)]
+    pieces = [
+        _HOLES.get(piece, (re.escape(piece), re.escape(piece)))
+        for piece in _PIECE.findall(grammar.begins)
+    ]
     begins = "".join(piece for piece, _ in pieces)
     ends = [piece for one in grammar.ends.split() for piece in (r"\s*", *map(re.escape, one))]
     return _Rule(
@@ -315,14 +350,15 @@ _RULES = tuple(map(_rule, GRAMMARS))
 _PYTHON = _RULES[-1]
 
 
-# -- a run of calls ---------------------------------------------------------------------------------------------------
+# -- a run of calls --------------------------------------------------------------------------------
 
 
 class CallRun:
     """The calls at the end of a text, from a place on.
 
-    `over`: something else follows, so that the text does not end with calls there. `ended`: the text ends where a call
-    may end. `first`: nothing but white space stands before, so that a fence may stand around the calls.
+    `over`: something else follows, so that the text does not end with calls there. `ended`: the
+    text ends where a call may end. `first`: nothing but white space stands before, so that a fence
+    may stand around the calls.
     """
 
     def __init__(self, text: str, at: int, names: ToolNames, *, first: bool = False) -> None:
@@ -351,11 +387,13 @@ class CallRun:
 
     @property
     def rest(self) -> str:
-        """What is left of the text without our calls: the calls of other tools, if there are any."""
+        """What is left of the text without our calls: the calls of other tools, if there are
+        any."""
         ours = self.ours
         if len(ours) == len(self.calls):
             return ""
-        kept, at = "", self._begins
+        kept = ""
+        at = self._begins
         for call in ours:
             kept += self._text[at : call.begins]
             at = call.ends
@@ -375,7 +413,9 @@ class CallRun:
         if mark := _MARKS.match(text, at):
             self._listed |= mark[0] == "["
             return mark.end()
-        fence = _FENCE.match(text, at) if self._fenced or (self._first and at == self._begins) else None
+        fence = (
+            _FENCE.match(text, at) if self._fenced or (self._first and at == self._begins) else None
+        )
         if fence:
             self._fenced = True
             return fence.end()
@@ -424,7 +464,9 @@ class CallRun:
         """Return the calls that a JSON object is."""
         rest = self._text[at : at + NAMELESS]
         key = _FIRST_KEY.match(rest)
-        if key is None or (key[1] is not None and not any(_may_be(key[1], key[2], word) for word in _KEYS)):
+        if key is None or (
+            key[1] is not None and not any(_may_be(key[1], key[2], word) for word in _KEYS)
+        ):
             raise ValueError("no call")
         try:
             value, ends = _json(self._text, at)
@@ -454,7 +496,11 @@ def _may_be(written: str, closed: str, word: str) -> bool:
 
 def _call(value: Any) -> tuple[str, dict[str, Any]]:
     """Return a call's name and arguments. Raises ValueError if this is no call."""
-    inner = value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
+    inner = (
+        value["function"]
+        if isinstance(value, dict) and isinstance(value.get("function"), dict)
+        else value
+    )
     if isinstance(inner, dict):
         name = next((inner[key] for key in _NAMES if isinstance(inner.get(key), str)), "")
         arguments: Any = next((inner[key] for key in _ARGUMENTS if key in inner), {})
@@ -464,7 +510,7 @@ def _call(value: Any) -> tuple[str, dict[str, Any]]:
     raise ValueError("no call")
 
 
-# -- where one may begin ----------------------------------------------------------------------------------------------
+# -- where one may begin ---------------------------------------------------------------------------
 
 SIGNS = re.compile(r"[<\[{`]")
 """What each run begins with."""
@@ -482,7 +528,8 @@ INDENT = 4
 
 
 class LinesBefore:
-    """What is known of the text before a place: whether it is in a fence, and what its line begins with."""
+    """What is known of the text before a place: whether it is in a fence, and what its line begins
+    with."""
 
     def __init__(self) -> None:
         self.empty = True  # whether there is nothing but white space
@@ -511,19 +558,24 @@ class LinesBefore:
         return made
 
     def cut(self, text: str, names: ToolNames) -> int:
-        """Return where in the text that comes next a run of calls may begin; its length if nowhere."""
-        before, at = self.copy(), 0
+        """Return where in the text that comes next a run of calls may begin; its length if
+        nowhere."""
+        before = self.copy()
+        at = 0
         for sign in SIGNS.finditer(text):
             place = sign.start()
             before.add(text[at:place])
             at = place
-            if before._begins(text, place) and not CallRun(text, place, names, first=before.empty).over:
+            if (
+                before._begins(text, place)
+                and not CallRun(text, place, names, first=before.empty).over
+            ):
                 return place
         return len(text)
 
     def _begins(self, text: str, at: int) -> bool:
-        """Whether a run may begin here: in no quotation or code of Markdown's, and without a mark that nothing else has
-        only on a line of its own."""
+        """Whether a run may begin here: in no quotation or code of Markdown's, and without a mark
+        that nothing else has only on a line of its own."""
         indented = self._indent >= INDENT and not self.empty
         if self._fenced or indented or self._line.startswith(">"):
             return False

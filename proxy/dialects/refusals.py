@@ -1,9 +1,10 @@
-"""Recognises what a refusal is about, in any vendor's wording: a context that is too long, one of our additions, the
-model's output, or none of these.
+"""Recognises what a refusal is about, in any vendor's wording: a context that is too long, one of
+our additions, the model's output, or none of these.
 
-Many errors quote the request, and its author must not be able to choose words that we take for upstream's. So we read
-only the members in which upstream speaks for itself (`message`, `code`, `type`; for FastAPI `msg` and `loc`), without
-quotations. Single quoted words name fields; they count except where numbers are read.
+Many errors quote the request, and its author must not be able to choose words that we take for
+upstream's. So we read only the members in which upstream speaks for itself (`message`, `code`,
+`type`; for FastAPI `msg` and `loc`), without quotations. Single quoted words name fields; they
+count except where numbers are read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from proxy.plan.turn import Addition, Complaint, Verdict
 
-# -- what an error says ------------------------------------------------------------------------------------------------
+# -- what an error says ----------------------------------------------------------------------------
 
 READ = 20_000
 """The most characters of a message that are looked at for quotations."""
@@ -28,23 +29,27 @@ KEPT = 2_000
 """The most characters of a message that are kept. No vendor's own words are longer."""
 
 MOST = 4 * KEPT
-"""The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
+"""The most characters of all its texts in which we look for wordings: some 20 ms of work, on the
+event loop."""
 
 PARTS = 50
-"""The most objects of an error that are read. A FastAPI server lists each mistake in the request."""
+"""The most objects of an error that are read. A FastAPI server lists each mistake in the
+request."""
 
 DEPTH = 6
 """The most levels of an error: a gateway's error may contain the provider's."""
 
 _INSIDE = ("error", "errors", "detail", "base_resp", "metadata", "raw")
-"""Members that contain an error or its text: of OpenAI, Cloudflare, FastAPI, MiniMax; the last two of OpenRouter."""
+"""Members that contain an error or its text: of OpenAI, Cloudflare, FastAPI, MiniMax; the last two
+of OpenRouter."""
 
 _MESSAGES = ("message", "msg", "status_msg")
 _CODES = ("code", "type", "error_type", "status_code", "status", "reason", "param")
 """Members of an error that hold a name for it, or that of the field at fault."""
 
 _PARAMETER = re.compile(r"`(\w{1,40})`(?= (?:tokens|and|exceed|must|is no smaller)\b|\.| \+)")
-"""A parameter's name in an error's own words, as TGI, Anthropic and vLLM write it. It is no quotation."""
+"""A parameter's name in an error's own words, as TGI, Anthropic and vLLM write it. It is no
+quotation."""
 
 _QUOTE = re.compile(r"(?<!\w)['\u2019]|['\u2019](?!\w)|[\"`\u201c\u201d\u2018\u00ab\u00bb]")
 """A quotation mark. An apostrophe within a word is not one."""
@@ -56,8 +61,8 @@ _json = json.JSONDecoder()
 
 
 class ErrorText(msgspec.Struct, frozen=True):
-    """What an error says. `text` has the messages on separate lines, `told` also the words that they quote and the
-    error's names, and `codes` is in lower case."""
+    """What an error says. `text` has the messages on separate lines, `told` also the words that
+    they quote and the error's names, and `codes` is in lower case."""
 
     text: str
     told: str
@@ -67,8 +72,9 @@ class ErrorText(msgspec.Struct, frozen=True):
 
 
 def parts(body: bytes) -> Iterator[str | Mapping[str, Any]]:
-    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote the request. A body
-    that does not look like JSON is a text; JSON that is cut off says nothing."""
+    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote
+    the request. A body that does not look like JSON is a text; JSON that is cut off says
+    nothing."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -82,7 +88,8 @@ def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
         return
     if isinstance(value, list):
         for element in value[:PARTS]:
-            if isinstance(element, dict):  # a list of anything else quotes the request, or the error's place in it
+            # a list of anything else quotes the request, or the error's place in it
+            if isinstance(element, dict):
                 yield from _parts(element, depth + 1)
     elif isinstance(value, str):
         yield from _texts(value, depth)
@@ -94,7 +101,8 @@ def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
 
 
 def _texts(text: str, depth: int) -> Iterator[str | Mapping[str, Any]]:
-    """Yield a text, and what a gateway puts behind or between its own words: the provider's error as JSON."""
+    """Yield a text, and what a gateway puts behind or between its own words: the provider's error
+    as JSON."""
     own, brace, behind = text.partition("{")
     if brace and not _QUOTE.search(own):
         with suppress(ValueError, RecursionError):
@@ -120,14 +128,21 @@ def error_text(body: bytes) -> ErrorText:
         names = [str(part[key]) for key in _CODES if isinstance(part.get(key), str | int)]
         codes.update(map(str.lower, names))
         path = part.get("loc")
-        told.append(" ".join(name[:64] for name in (*names, *map(str, path[:4] if isinstance(path, list) else ()))))
-        numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _CODES}
+        told.append(
+            " ".join(
+                name[:64]
+                for name in (*names, *map(str, path[:4] if isinstance(path, list) else ()))
+            )
+        )
+        numbers |= {
+            key: value for key, value in part.items() if type(value) is int and key not in _CODES
+        }
     return ErrorText("\n".join(said)[:READ], "\n".join(told)[:MOST], frozenset(codes), numbers)
 
 
 def _without_quotations(text: str) -> str:
-    """Return a message without everything between its first and its last quotation mark, as quotations may contain
-    marks of their own."""
+    """Return a message without everything between its first and its last quotation mark, as
+    quotations may contain marks of their own."""
     beginning = " ".join(_PARAMETER.sub(r"\1", text[:READ]).split())
     marks = [mark.start() for mark in _QUOTE.finditer(beginning)]
     if not marks:
@@ -137,14 +152,15 @@ def _without_quotations(text: str) -> str:
     return (beginning[: marks[0]] + "''" + beginning[marks[-1] + 1 :])[:KEPT]
 
 
-# -- a context that is too long ----------------------------------------------------------------------------------------
+# -- a context that is too long --------------------------------------------------------------------
 
 LONG_STATUSES = {400, 413, 422, 500}
-"""The statuses with which a reply may mean that the context is too long. Most use 400; Anthropic and gateways also 413,
-TGI and vLLM 422, and Ollama and llama.cpp 500."""
+"""The statuses with which a reply may mean that the context is too long. Most use 400; Anthropic
+and gateways also 413, TGI and vLLM 422, and Ollama and llama.cpp 500."""
 
 LEAST = 256
-"""The fewest tokens that a number may mean as a window. Smaller ones are counts of something else."""
+"""The fewest tokens that a number may mean as a window. Smaller ones are counts of something
+else."""
 
 _TOO_LONG = {
     "context_length_exceeded",  # OpenAI, Azure, DeepSeek, OpenRouter
@@ -197,12 +213,15 @@ WORDINGS = {
         r"|input length\b[^.]{0,60}\bexceed|too many (?:input )?tokens|token limit exceeded"
     ),
 }
-"""Each vendor's wording; a group in it is the window. `tests/dialects/test_overflow.py` has the whole errors and where
-they were seen. The first wording that names a window counts, so that the general ones come last."""
+"""Each vendor's wording; a group in it is the window. `tests/dialects/test_overflow.py` has the
+whole errors and where they were seen. The first wording that names a window counts, so that the
+general ones come last."""
 
 _wordings = {vendor: re.compile(pattern, re.IGNORECASE) for vendor, pattern in WORDINGS.items()}
 
-_others = re.compile(r"rate.?limit|per min|\bTPM\b|throttl|too many requests|quota|please wait", re.IGNORECASE)
+_others = re.compile(
+    r"rate.?limit|per min|\bTPM\b|throttl|too many requests|quota|please wait", re.IGNORECASE
+)
 """What speaks of tokens per minute, and not of a context."""
 
 
@@ -217,7 +236,9 @@ def is_overflow(status: int, body: bytes) -> bool:
 def window(body: bytes) -> int | None:
     """Return the context window that the error names, in tokens, or None if it names none."""
     said = error_text(body)
-    named = (group.replace(",", "") for match in _matches(said) for group in match.groups() if group)
+    named = (
+        group.replace(",", "") for match in _matches(said) for group in match.groups() if group
+    )
     tokens = said.numbers.get("n_ctx") or int(next(named, "0"))  # n_ctx: llama.cpp
     return tokens if tokens >= LEAST else None
 
@@ -227,13 +248,13 @@ def _matches(said: ErrorText) -> Iterator[re.Match[str]]:
         yield from filter(None, (pattern.search(said.text) for pattern in _wordings.values()))
 
 
-# -- everything else ---------------------------------------------------------------------------------------------------
+# -- everything else -------------------------------------------------------------------------------
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
 _REFUSING = (400, 404, 405, 422)
-"""The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider takes its fields, and
-DeepInfra 405 for tools."""
+"""The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider
+takes its fields, and DeepInfra 405 for tools."""
 
 _generation = re.compile(
     r"""
@@ -273,11 +294,13 @@ _ours = re.compile(
     r"(?<![\w-])(?:tools?|(?:tool|function)[ _-]?call\w*)(?![\w-]|:\w)|\broles?\b|template|jinja|system message",
     re.IGNORECASE,
 )
-"""What a server's fault says if our version of the request provoked it. Many a model is called `my-tools-7b`."""
+"""What a server's fault says if our version of the request provoked it. Many a model is called
+`my-tools-7b`."""
 
 
 def complaint(status: int, body: bytes) -> Complaint:
-    """Return what this refusal of a request that we changed is about. Status 200 means an error in a reply's place."""
+    """Return what this refusal of a request that we changed is about. Status 200 means an error in
+    a reply's place."""
     status = status if status != 200 else error_status(body) or 400
     if is_overflow(status, body):
         return Verdict.OVERFLOW
@@ -301,7 +324,8 @@ def is_error(body: bytes) -> bool:
 
 
 def error_status(body: bytes) -> int:
-    """Return the status that an error stands for if it came with status 200; 0 if this is not an error.
+    """Return the status that an error stands for if it came with status 200; 0 if this is not an
+    error.
 
     OpenRouter and vLLM have it in `code`, Groq in `status_code`.
     """
@@ -309,24 +333,30 @@ def error_status(body: bytes) -> int:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
         return 0
-    reply = parsed[0] if isinstance(parsed, list) and parsed else parsed  # Gemini puts it into a list
+    # Gemini puts it into a list
+    reply = parsed[0] if isinstance(parsed, list) and parsed else parsed
     error = _error_in(reply) if isinstance(reply, dict) else None
     if not error:
         return 0
     for name in ("code", "status_code", "status") if isinstance(error, dict) else ():
         if re.fullmatch("[45][0-9][0-9]", str(error.get(name))):
             return int(str(error[name]))
-    passing = re.search("server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE)
+    passing = re.search(
+        "server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE
+    )
     return 500 if passing else 400
 
 
 def _error_in(reply: Mapping[str, Any]) -> Any:
-    """Return the error in the place of a reply, in any vendor's shape; something false if there is none."""
+    """Return the error in the place of a reply, in any vendor's shape; something false if there is
+    none."""
     if reply.get("error"):
         return reply["error"]
-    if "error" in (reply.get("type"), reply.get("object")):  # Anthropic, OpenAI's Responses; vLLM and FastChat
+    # Anthropic, OpenAI's Responses; vLLM and FastChat
+    if "error" in (reply.get("type"), reply.get("object")):
         return reply
-    choices, base = reply.get("choices"), reply.get("base_resp")
+    choices = reply.get("choices")
+    base = reply.get("base_resp")
     if choices and isinstance(choices, list) and isinstance(choices[0], dict):
         return choices[0].get("error")  # OpenRouter
     if isinstance(base, dict) and base.get("status_code"):  # MiniMax

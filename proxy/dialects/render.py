@@ -1,5 +1,5 @@
-"""Plan and records → the entries that are sent upstream, and the files of what was moved out of them. The same plan and
-records always give the same bytes."""
+"""Plan and records → the entries that are sent upstream, and the files of what was moved out of
+them. The same plan and records always give the same bytes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ class ActiveSnapshot(msgspec.Struct, frozen=True):
 
 
 REACH = 20
-"""The entries before a change of which one gets our cache breakpoint. From further back, upstream finds nothing."""
+"""The entries before a change of which one gets our cache breakpoint. From further back, upstream
+finds nothing."""
 
 MOST_MARKS = 4
-"""The most breakpoints of one request that upstream takes or writes. OpenAI drops the first ones above that. It sets
-one itself, unless the request says `prompt_cache_options: {mode: explicit}` (openai 3.54.0)."""
+"""The most breakpoints of one request that upstream takes or writes. OpenAI drops the first ones
+above that. It sets one itself, unless the request says `prompt_cache_options: {mode: explicit}`
+(openai 3.54.0)."""
 
 Previews = Callable[[int, bool], bytes]
-"""Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
+"""Takes an entry's index, and whether the model has not seen it yet; returns the entry with
+previews and references."""
 
 
 def altered(
@@ -60,12 +63,16 @@ def altered(
     shown: SummaryBoundary | None = None,
     marking: Request | None = None,
 ) -> dict[int, Entry]:
-    """Return the entries that are sent changed, by their indexes: those that moved, and those with a
-    cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
+    """Return the entries that are sent changed, by their indexes: those that moved, and those with
+    a cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
     moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
-    made: dict[int, Entry] = {index: previews(index, move.event == 0) for index, move in moves.items()}
+    made: dict[int, Entry] = {
+        index: previews(index, move.event == 0) for index, move in moves.items()
+    }
     if marking is not None and (places := _to_mark(transcript, plan, shown)):
-        made |= _marked(dialect, marking, {index: made.get(index, transcript.raws[index]) for index in places})
+        made |= _marked(
+            dialect, marking, {index: made.get(index, transcript.raws[index]) for index in places}
+        )
     return made
 
 
@@ -78,10 +85,11 @@ def render(
     rounds: Mapping[int, Hidden] = {},
     end: int | None = None,
 ) -> list[Entry]:
-    """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
+    """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are
+    indexes of replies.
 
-    User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
-    as they are until the next event.
+    User messages that the snapshot leaves side by side become one. The boundary alone decides
+    which, so that they stay as they are until the next event.
     """
     start = shown.boundary.end if shown else 0
     stop = len(transcript.raws) if end is None else end
@@ -97,19 +105,24 @@ def render(
     kept = [index for index in range(min(start, stop)) if stays(transcript, shown.boundary, index)]
     kept += range(start, stop)[:1]
     cuts = [place for place in range(1, len(kept)) if kept[place] == kept[place - 1] + 1]
-    for first, last in pairwise((0, *cuts, len(kept))):  # what the client had side by side stays apart
+    # what the client had side by side stays apart
+    for first, last in pairwise((0, *cuts, len(kept))):
         entries += dialect.joined([entry for index in kept[first:last] for entry in sent(index)])
     entries += [entry for index in range(start + 1, stop) for entry in sent(index)]
     block = shown_block(transcript, shown)
-    return dialect.with_snapshot(entries, transcript.leading, block, shown.role) if block else entries
+    return (
+        dialect.with_snapshot(entries, transcript.leading, block, shown.role) if block else entries
+    )
 
 
 def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) -> tuple[int, ...]:
-    """Return the entries for our cache breakpoints: the last one before what the newest event moved that is no reply,
-    and the last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first.
+    """Return the entries for our cache breakpoints: the last one before what the newest event moved
+    that is no reply, and the last one that it moved. None if a snapshot precedes it all. The first
+    is worth more, and comes first.
 
-    Upstream's cache has an entry for each breakpoint. The client marks the end of its history, so behind a change only
-    the entry of the system prompt would be found. The next event mostly changes what follows this one's results.
+    Upstream's cache has an entry for each breakpoint. The client marks the end of its history, so
+    behind a change only the entry of the system prompt would be found. The next event mostly
+    changes what follows this one's results.
     """
     event = len(plan.events)
     moved = [index for index, move in plan.moves.items() if event and move.event == event]
@@ -117,22 +130,31 @@ def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) 
         return ()
     first = max(shown.end + 1 if shown else transcript.leading, min(moved) - REACH)
     before = range(min(moved) - 1, first - 1, -1)
-    last = next((index for index in before if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
+    last = next(
+        (index for index in before if transcript.messages[index].role in (Role.USER, Role.TOOL)),
+        None,
+    )
     return (max(moved),) if last is None else (last, max(moved))
 
 
-def _marked(dialect: Dialect, request: Request, entries: Mapping[int, Entry]) -> Iterator[tuple[int, Entry]]:
+def _marked(
+    dialect: Dialect, request: Request, entries: Mapping[int, Entry]
+) -> Iterator[tuple[int, Entry]]:
     """Yield those of these entries that get a breakpoint of ours, with it, as far as there is room.
 
-    A client that sets no breakpoints gets none of ours. An entry that it marks itself keeps its own.
+    A client that sets no breakpoints gets none of ours. An entry that it marks itself keeps its
+    own.
 
-    Each is like the client's next one, as none may live longer than those before it, else in the client's spelling.
+    Each is like the client's next one, as none may live longer than those before it, else in the
+    client's spelling.
     """
     theirs = marks_in(request.body)
     if not theirs:
         return
     key = theirs[0].key
-    explicit = text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
+    explicit = (
+        text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
+    )
     room = MOST_MARKS - len(theirs) - (key == OPENAI and not explicit)
     last = request.members[key] if object_of(request.members.get(key)) else MARKS[key]
     for index, entry in entries.items():
@@ -147,21 +169,27 @@ def _marked(dialect: Dialect, request: Request, entries: Mapping[int, Entry]) ->
 def put_back(
     dialect: Dialect, model: str, transcript: Transcript, found: Mapping[int, Sequence[Hidden]]
 ) -> dict[int, Hidden]:
-    """Return the hidden rounds of each reply as they go with what its client made of it, and with this API and model.
+    """Return the hidden rounds of each reply as they go with what its client made of it, and with
+    this API and model.
 
-    A round of this model goes back as it was. What another model wrote, perhaps in another API, goes back as calls and
-    answers: nobody else takes its thinking.
+    A round of this model goes back as it was. What another model wrote, perhaps in another API,
+    goes back as calls and answers: nobody else takes its thinking.
     """
     made: dict[int, Hidden] = {}
     for at, rounds in found.items():
         if len(rounds) == 1 and _wrote(dialect, model, rounds[0]):
             made[at] = dialect.paired(rounds[0], transcript.raws[at])
             continue
-        ahead = [dialect.ahead(one, NAMED[one.api], anew=not _wrote(dialect, model, one)) for one in rounds]
+        ahead = [
+            dialect.ahead(one, NAMED[one.api], anew=not _wrote(dialect, model, one))
+            for one in rounds
+        ]
         before = tuple(entry for one in ahead for entry in one.before)
         sizes = tuple(size for one in ahead for size in one.sizes)
         own = [one for one in rounds if one.api == dialect.name]
-        made[at] = Hidden(before, dialect.alone(own, transcript.raws[at]), (), sizes, dialect.name, model)
+        made[at] = Hidden(
+            before, dialect.alone(own, transcript.raws[at]), (), sizes, dialect.name, model
+        )
     return made
 
 
@@ -177,25 +205,36 @@ def sent_rounds(
     least: int,
     names: Names = NAMES,
 ) -> dict[int, Hidden]:
-    """Return the hidden rounds as they are sent: before the newest event's user turn, answers above `least` tokens are
-    replaced by lines."""
-    return {at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden for at, hidden in rounds.items()}
+    """Return the hidden rounds as they are sent: before the newest event's user turn, answers above
+    `least` tokens are replaced by lines."""
+    return {
+        at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden
+        for at, hidden in rounds.items()
+    }
 
 
-def with_previews(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
-    """Return a message with previews and references in place of the texts that become shorter by it."""
+def with_previews(
+    dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool
+) -> bytes:
+    """Return a message with previews and references in place of the texts that become shorter by
+    it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced: dict[int | None, str] = {}
     for part, text in dialect.texts(raw):
         if part not in moved:
             continue
-        piece, origin = moved[part], moved[part].label.origin
+        piece = moved[part]
+        origin = moved[part].label.origin
         if piece.media:
             replaced[part] = preview.pointer(piece.media, piece.name, origin, shape)
         else:
-            tokens, kept, spans = piece.tokens, piece.kept, piece.spans
-            replaced[part] = preview.replacement(text, piece.name, origin, tokens, shape, kept, spans)
+            tokens = piece.tokens
+            kept = piece.kept
+            spans = piece.spans
+            replaced[part] = preview.replacement(
+                text, piece.name, origin, tokens, shape, kept, spans
+            )
     return dialect.replace(raw, replaced)
 
 
@@ -204,14 +243,22 @@ def stays(transcript: Transcript, shown: SummaryBoundary | None, index: int) -> 
     return shown is None or index >= shown.end or index in shown.pins or index < transcript.leading
 
 
-def replaced(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[int]:
-    """Return the indexes of the entries that the boundary's snapshot replaces, and that of `since` does not.
+def replaced(
+    transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None
+) -> list[int]:
+    """Return the indexes of the entries that the boundary's snapshot replaces, and that of `since`
+    does not.
 
-    A history has many boundaries, so only the entries between the two are looked at, and those that `since` kept.
+    A history has many boundaries, so only the entries between the two are looked at, and those that
+    `since` kept.
     """
     first = since.end if since else 0
     kept = sorted(index for index in since.pins if index < first) if since else []
-    return [index for index in (*kept, *range(first, boundary.end)) if not stays(transcript, boundary, index)]
+    return [
+        index
+        for index in (*kept, *range(first, boundary.end))
+        if not stays(transcript, boundary, index)
+    ]
 
 
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
@@ -223,34 +270,44 @@ def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
 
 
 def originals(
-    dialect: Dialect, transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None
+    dialect: Dialect,
+    transcript: Transcript,
+    boundary: SummaryBoundary,
+    since: SummaryBoundary | None = None,
 ) -> list[Section]:
-    """Return everything that a boundary takes out of the context, in order and in its original words.
+    """Return everything that a boundary takes out of the context, in order and in its original
+    words.
 
-    With `since`, return only the entries that this earlier boundary had not taken out yet. Entries that the policy's
-    `results` name count as results, so that they are shortened before what the user said.
+    With `since`, return only the entries that this earlier boundary had not taken out yet. Entries
+    that the policy's `results` name count as results, so that they are shortened before what the
+    user said.
     """
     found: list[Section] = []
     for index in replaced(transcript, boundary, since):
         message = transcript.messages[index]
         sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
-        found += [replace(section, role=Role.TOOL) for section in sections] if message.carries else sections
+        found += (
+            [replace(section, role=Role.TOOL) for section in sections]
+            if message.carries
+            else sections
+        )
     return found
 
 
-# -- the texts that were moved out, by path ----------------------------------------------------------------------------
+# -- the texts that were moved out, by path --------------------------------------------------------
 
 
 class Behind(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of a text behind a reference to a compacted history. `media` says what it is if it is the JSON of
-    an image or a file."""
+    """What is known of a text behind a reference to a compacted history. `media` says what it is if
+    it is the JSON of an image or a file."""
 
     label: Label
     media: str = ""
 
 
 class _File(NamedTuple):
-    """A text, which is made when it is read. `media` says what it is if it is the JSON of an image or a file."""
+    """A text, which is made when it is read. `media` says what it is if it is the JSON of an image
+    or a file."""
 
     read: Callable[[], str]
     label: Label
@@ -258,12 +315,16 @@ class _File(NamedTuple):
 
 
 class Files(Mapping[str, str]):
-    """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier conversation.
+    """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier
+    conversation.
 
-    `index` finds them by other words than their paths. `takes` are the types of parts that this API's results can hold.
+    `index` finds them by other words than their paths. `takes` are the types of parts that this
+    API's results can hold.
     """
 
-    def __init__(self, files: Mapping[str, _File], store_dir: str, takes: Collection[str] = ()) -> None:
+    def __init__(
+        self, files: Mapping[str, _File], store_dir: str, takes: Collection[str] = ()
+    ) -> None:
         self._files = files
         self._store_dir = store_dir
         self._takes = takes
@@ -285,15 +346,22 @@ class Files(Mapping[str, str]):
     def recalled(self, path: str, text: str) -> Files:
         """Return one text of an earlier conversation as files of its own."""
         media = attachments.media(text, self._takes)
-        return Files({path: _File(lambda: text, EARLIER, media.about if media else "")}, self._store_dir, self._takes)
+        return Files(
+            {path: _File(lambda: text, EARLIER, media.about if media else "")},
+            self._store_dir,
+            self._takes,
+        )
 
     def beside(self, kept: Mapping[str, tuple[str, bytes]]) -> Files:
-        """Return these files with texts of earlier conversations, which come last and say so. `kept` has what each is,
-        and its UTF-8, by its name."""
+        """Return these files with texts of earlier conversations, which come last and say so.
+        `kept` has what each is, and its UTF-8, by its name."""
         files = dict(self._files)
         for name, (about, data) in kept.items():
             label = replace(EARLIER, about=f"{about}, {EARLIER.about}")
-            files.setdefault(f"{self._store_dir}/{name}", _File(partial(data.decode, "utf-8", "surrogatepass"), label))
+            files.setdefault(
+                f"{self._store_dir}/{name}",
+                _File(partial(data.decode, "utf-8", "surrogatepass"), label),
+            )
         return Files(files, self._store_dir, self._takes)
 
     def described(self) -> dict[str, Behind]:
@@ -306,10 +374,13 @@ class Files(Mapping[str, str]):
         return found
 
     def after(self, behind: Mapping[str, Behind], texts: Mapping[str, str]) -> Files:
-        """Return these files after those behind references. `texts` gets their texts before they are read."""
+        """Return these files after those behind references. `texts` gets their texts before they
+        are read."""
         files: dict[str, _File] = {}
         for name, known in behind.items():
-            files[f"{self._store_dir}/{name}"] = _File(partial(texts.__getitem__, name), known.label, known.media)
+            files[f"{self._store_dir}/{name}"] = _File(
+                partial(texts.__getitem__, name), known.label, known.media
+            )
         return Files({**files, **self._files}, self._store_dir, self._takes)
 
     def without(self, paths: Collection[str]) -> Files:
@@ -334,12 +405,13 @@ def moved_files(
 ) -> Files:
     """Return every file to which a model may have seen a reference.
 
-    These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots:
-    each snapshot's file holds what it took out of the context since the one before, and no text is in two files. An
-    image or a file has a file of its own wherever it was.
+    These are the moved results, including those that a snapshot has since replaced, and the
+    originals of snapshots: each snapshot's file holds what it took out of the context since the one
+    before, and no text is in two files. An image or a file has a file of its own wherever it was.
     """
 
-    @lru_cache(maxsize=1)  # an entry can have thousands of texts, which are mostly read in their order
+    # an entry can have thousands of texts, which are mostly read in their order
+    @lru_cache(maxsize=1)
     def texts(index: int) -> dict[int | None, str]:
         return dict(dialect.texts(transcript.raws[index]))
 
@@ -351,7 +423,9 @@ def moved_files(
         path = f"{store_dir}/{piece.name}"
         files[path] = _File(lambda: texts(index)[piece.part], piece.label, piece.media)
         # Equal results of several calls are one file, which each of these calls names.
-        said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
+        said.setdefault(path, {}).update(
+            dict.fromkeys((*piece.label.said, transcript.messages[index].answers))
+        )
         moved.setdefault(index, {})[piece.part] = path
 
     for index, move in plan.moves.items():
@@ -375,13 +449,16 @@ def moved_files(
     }
     for boundary, indexes in cuts:
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
-        label = replace(ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere))
+        label = replace(
+            ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere)
+        )
         files[path] = _File(partial(_whole, dialect, transcript, indexes, moved), label)
     return Files(files, store_dir, dialect.takes)
 
 
 def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> tuple[str, ...]:
-    """Return what these messages' calls named, and the calls' ids, but for the calls whose results are `elsewhere`."""
+    """Return what these messages' calls named, and the calls' ids, but for the calls whose results
+    are `elsewhere`."""
     words: dict[str, None] = {}
     for message in messages:
         for (call, _), label in zip(message.calls, message.labels, strict=False):
@@ -391,15 +468,29 @@ def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> t
 
 
 def _whole(
-    dialect: Dialect, transcript: Transcript, indexes: Sequence[int], moved: Mapping[int, Mapping[int | None, str]]
+    dialect: Dialect,
+    transcript: Transcript,
+    indexes: Sequence[int],
+    moved: Mapping[int, Mapping[int | None, str]],
 ) -> str:
     """Return these entries as one text. A text that has a file of its own leaves its path."""
     found: list[Section] = []
     for index in indexes:
-        raw, paths = transcript.raws[index], moved.get(index, {})
-        elsewhere = {text: paths[part] for part, text in dialect.texts(raw) if part in paths} if paths else {}
-        for section in dialect.sections(raw, index, transcript.messages[index], transcript.tools[index]):
+        raw = transcript.raws[index]
+        paths = moved.get(index, {})
+        elsewhere = (
+            {text: paths[part] for part, text in dialect.texts(raw) if part in paths}
+            if paths
+            else {}
+        )
+        for section in dialect.sections(
+            raw, index, transcript.messages[index], transcript.tools[index]
+        ):
             path = elsewhere.get(section.part or section.text)
-            where = f"({section.text} is in {path})" if section.part else f"(the whole text is in {path})"
+            where = (
+                f"({section.text} is in {path})"
+                if section.part
+                else f"(the whole text is in {path})"
+            )
             found.append(replace(section, text=where) if path else section)
     return summary.originals(found)

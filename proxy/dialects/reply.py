@@ -1,15 +1,17 @@
 """The client's ONE reply, made of what upstream says in all rounds.
 
-A reply of upstream is a sequence of *blocks*: texts, thoughts, calls, and whatever else. Each block is
+A reply of upstream is a sequence of *blocks*: texts, thoughts, calls, and whatever else. Each block
+is
 
     held     until it is known whose it is, and everything that came after it waits;
     shown    where the client may see it;
     hidden   where it is a call of our tools or belongs to one, or must not be seen of a hidden round.
 
-So what the client sees is a subsequence of upstream's blocks, in upstream's order. The end of a round is a block, too:
-it is hidden if another round follows.
+So what the client sees is a subsequence of upstream's blocks, in upstream's order. The end of a
+round is a block, too: it is hidden if another round follows.
 
-A dialect reads upstream's events into blocks (`Round`), and writes the blocks' events for the client (`ClientReply`). A
+A dialect reads upstream's events into blocks (`Round`), and writes the blocks' events for the
+client (`ClientReply`). A
 *part* is an event and the block that it is about. A whole reply is read as the events of a stream, so both share one
 code path.
 """
@@ -35,9 +37,11 @@ from proxy.rawjson import Members
 MAX_REPLY = 32 << 20
 """The most bytes that are kept of one round: about eight million tokens."""
 LARGE = 2_000
-"""A candidate of so many characters is read again only when it has grown by an eighth: all takes linear time."""
+"""A candidate of so many characters is read again only when it has grown by an eighth: all takes
+linear time."""
 MAX_ARGUMENTS = 1 << 20
-"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
+"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few
+hundred."""
 
 
 def check_arguments(size: int) -> None:
@@ -47,8 +51,8 @@ def check_arguments(size: int) -> None:
 
 
 ORDINARY = frozenset(("", "stop", "eos", "end_turn"))
-"""How upstream says, in any API, that the model was done (`eos`: TGI). With any other word, it may have been stopped:
-`model_length` (Mistral), `SAFETY` (Gemini)."""
+"""How upstream says, in any API, that the model was done (`eos`: TGI). With any other word, it may
+have been stopped: `model_length` (Mistral), `SAFETY` (Gemini)."""
 
 
 def is_object(arguments: str) -> bool:
@@ -71,7 +75,8 @@ class Block:
 
     def __init__(self, shown: bool | None = None) -> None:
         self.shown = shown  # whether the client sees it; None while it is held
-        self.ours: str | None = ""  # which of our tools it calls; empty for none, None while its name is not known
+        # which of our tools it calls; empty for none, None while its name is not known
+        self.ours: str | None = ""
         self.place: int | None = None  # its place among the blocks that the client sees
 
     @property
@@ -81,7 +86,8 @@ class Block:
 
 
 class Candidate(Block):
-    """A piece of a text that may be calls of our tools: see `textcalls`. `of` is the block that it belongs to."""
+    """A piece of a text that may be calls of our tools: see `textcalls`. `of` is the block that it
+    belongs to."""
 
     def __init__(self, text: str, of: Block, event: Callable[[str], Any]) -> None:
         super().__init__()
@@ -117,22 +123,25 @@ class Call(Block, ABC):
 
     @abstractmethod
     def result(self, text: str, part: str) -> bytes:
-        """Return the entry with its result: a text, and an image or a file behind it if there is one."""
+        """Return the entry with its result: a text, and an image or a file behind it if there is
+        one."""
 
 
 Part = tuple[Any, Block]
 
 
 class Event:
-    """One event of a stream of JSON objects that have a type, or its name alone says it. `raw` holds the bytes that
-    came, if it is upstream's."""
+    """One event of a stream of JSON objects that have a type, or its name alone says it. `raw`
+    holds the bytes that came, if it is upstream's."""
 
     decoder: ClassVar[msgspec.json.Decoder[Any]]
     """Decodes the members that the API's events may have."""
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of the API; it must be left unchanged."""
-        self.data, self.raw, self.name = data, raw, name
+        self.data = data
+        self.raw = raw
+        self.name = name
         self.head = decoded(self.decoder, data)
         self.type: str = self.head.type or (name or b"").decode("utf-8", "replace")
         if not self.type:
@@ -151,8 +160,9 @@ class Event:
 
 
 class Round(ABC):
-    """Reads one reply of upstream, and decides what of it the client may see. `names` are empty where the request does
-    not have our tools; `reply` is what the client has seen of earlier rounds."""
+    """Reads one reply of upstream, and decides what of it the client may see. `names` are empty
+    where the request does not have our tools; `reply` is what the client has seen of earlier
+    rounds."""
 
     ordinary: ClassVar[frozenset[str]]
     """The values of `finish` that say that the model was done, `ORDINARY` among them."""
@@ -178,15 +188,18 @@ class Round(ABC):
 
     @abstractmethod
     def read(self, event: Any) -> list[Part]:
-        """Return the parts to show now, of this event and of earlier ones that were held. Raises Broken."""
+        """Return the parts to show now, of this event and of earlier ones that were held. Raises
+        Broken."""
 
     @abstractmethod
     def settle(self) -> list[Part]:
-        """Decide whose the remaining calls are, now that the reply has ended. Returns the parts to show."""
+        """Decide whose the remaining calls are, now that the reply has ended. Returns the parts to
+        show."""
 
     @abstractmethod
     def written(self, answered: Collection[Call]) -> list[bytes]:
-        """Return the reply as entries for upstream. Of our tools' calls, it has only those that are `answered`."""
+        """Return the reply as entries for upstream. Of our tools' calls, it has only those that are
+        `answered`."""
 
     @property
     @abstractmethod
@@ -200,12 +213,14 @@ class Round(ABC):
 
     @property
     def thinks_aloud(self) -> bool:
-        """Whether thinking is shown as it comes: the model has called none of our tools in this turn."""
+        """Whether thinking is shown as it comes: the model has called none of our tools in this
+        turn."""
         return not (self.names and (self._reply.hides or self.ours))
 
     @property
     def leaves_thinking(self) -> bool:
-        """Whether the client has seen thinking that upstream takes back only with a call of ours."""
+        """Whether the client has seen thinking that upstream takes back only with a call of
+        ours."""
         return False
 
     @property
@@ -215,7 +230,8 @@ class Round(ABC):
 
     @property
     def unfinished(self) -> bool:
-        """Whether the model was stopped before it was done, so that its last call may be incomplete.
+        """Whether the model was stopped before it was done, so that its last call may be
+        incomplete.
 
         With a word that we do not know, it was stopped if that call is incomplete.
         """
@@ -233,13 +249,15 @@ class Round(ABC):
 
     @property
     def quotes(self) -> bool:
-        """Whether a call in a text is a quotation: upstream has sent calls of our tools as calls before."""
+        """Whether a call in a text is a quotation: upstream has sent calls of our tools as calls
+        before."""
         return self._reply.native or self._request.native
 
     # -- the queue --
 
     def put(self, event: Any, block: Block, size: int) -> list[Part]:
-        """Take the next part, of so many bytes. Returns the parts to show now. Raises Broken if too much is held."""
+        """Take the next part, of so many bytes. Returns the parts to show now. Raises Broken if too
+        much is held."""
         if block.shown and not self.held:
             return [(event, block)]
         self.grow(size)
@@ -276,7 +294,8 @@ class Round(ABC):
         return shown
 
     def release(self, *, visible: bool) -> list[Part]:
-        """Decide about everything that is still held but the end, because it is known whether the round is hidden."""
+        """Decide about everything that is still held but the end, because it is known whether the
+        round is hidden."""
         self._holds_text = False
         blocks = [block for _, block in self.held]
         for block in [*blocks, *(one.of for one in blocks if isinstance(one, Candidate))]:
@@ -297,7 +316,8 @@ class Round(ABC):
 
 
 class ClientReply(ABC):
-    """The reply as the client sees it, so far. `streamed`: it gets events at once, else all at the end."""
+    """The reply as the client sees it, so far. `streamed`: it gets events at once, else all at the
+    end."""
 
     next_number = 0
     """The sequence number of the next event, where an API has them."""
@@ -310,7 +330,8 @@ class ClientReply(ABC):
         self.begun = False  # whether it has a beginning, so that no other one may follow
         self.ended = False  # whether the client has seen how it ends
         self.hides = False  # whether upstream sent more than the client sees
-        self.body = b""  # the last round's body, if it was no stream: the reply, if nothing in it had to change
+        # the last round's body, if it was no stream: the reply, if nothing in it had to change
+        self.body = b""
         self.native = False  # whether upstream has called our tools, and not only in a text
         self.altered = False  # whether it may not be sent as it came, even if nothing is hidden
         self._request: Any = request
@@ -325,7 +346,8 @@ class ClientReply(ABC):
 
     @abstractmethod
     def put(self, event: Any, block: Block) -> bytes:
-        """Take the next part; returns its bytes for the client, none if it gets no stream. Raises Broken."""
+        """Take the next part; returns its bytes for the client, none if it gets no stream. Raises
+        Broken."""
 
     @abstractmethod
     def assembled(self) -> bytes:
@@ -338,7 +360,8 @@ class ClientReply(ABC):
 
     @abstractmethod
     def heartbeat(self) -> bytes:
-        """Return an event that is a sign of life and says nothing else; empty before the reply has a beginning."""
+        """Return an event that is a sign of life and says nothing else; empty before the reply has
+        a beginning."""
 
     def go_on(self, ending: Any) -> None:
         """Prepare for another round after this one, which must look like a continuation."""
@@ -346,16 +369,28 @@ class ClientReply(ABC):
 
     def _adopt(self, block: Any) -> None:
         """Give a block that is shown for the first time its place in the reply."""
-        block.place, self.seen = len(self.blocks), True
+        block.place = len(self.blocks)
+        self.seen = True
         self.answers |= not block.thinks
         self.blocks.append(block)
 
 
-# -- the names of our tools -------------------------------------------------------------------------------------------
+# -- the names of our tools ------------------------------------------------------------------------
 
 _MARK = r"""[\s.:/=<|>"'`()\[\]]"""
 _BEFORE = (
-    *("functions", "function", "tools", "tool", "default_api", "default", "api", "tool_call", "call", "name"),
+    *(
+        "functions",
+        "function",
+        "tools",
+        "tool",
+        "default_api",
+        "default",
+        "api",
+        "tool_call",
+        "call",
+        "name",
+    ),
     *("assistant", "commentary", "analysis", "final", "channel", "start", "recipient", "to"),
 )
 _AFTER = r"channel|commentary|analysis|final|constrain|json|code|message|call|end|start|\d+"
@@ -363,19 +398,22 @@ _WRITTEN = re.compile(
     rf"(?:{_MARK}|(?:{'|'.join(_BEFORE)})(?={_MARK}))*([\w-]+)(?:{_MARK}|(?<={_MARK})(?:{_AFTER})(?={_MARK}|$))*",
     re.IGNORECASE,
 )
-"""A name with what models put before and after it: `functions.grep:0`, `read_file<|channel|>commentary`."""
+"""A name with what models put before and after it: `functions.grep:0`,
+`read_file<|channel|>commentary`."""
 LONGEST = 200
 """Characters of the longest name that can be one of ours with words before and after it."""
 
 
 class ToolNames:
-    """The names of our tools, and `theirs`, the names of the client's tools, which are always the client's.
+    """The names of our tools, and `theirs`, the names of the client's tools, which are always the
+    client's.
 
     Models write ours in the format that they were trained with, or in its case: `Grep`.
     """
 
     def __init__(self, ours: Sequence[str], theirs: Collection[str] = ()) -> None:
-        self._ours, self._theirs = ours, theirs
+        self._ours = ours
+        self._theirs = theirs
         taken = {name.lower() for name in theirs}
         self._in_any_case = {name.lower(): name for name in ours if name.lower() not in taken}
         self._words = [name.lower().encode() for name in ours]
@@ -401,7 +439,8 @@ class ToolNames:
         return any([word in lowered for word in self._words])
 
     def named_in(self, data: bytes) -> bool:
-        """Whether bytes that cannot be read have one of our tools' names as a string, so that they may call it."""
+        """Whether bytes that cannot be read have one of our tools' names as a string, so that they
+        may call it."""
         return any(b'"%b"' % name.encode() in data for name in self._ours)
 
     def theirs(self, name: str) -> bool:

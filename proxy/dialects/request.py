@@ -1,5 +1,5 @@
-"""A request as we read it, and what is sent for it: in each round's body only those of the client's members change that
-must."""
+"""A request as we read it, and what is sent for it: in each round's body only those of the client's
+members change that must."""
 
 from __future__ import annotations
 
@@ -21,35 +21,41 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode the known members of an event, without creating objects for what is Raw. Raises NotJson."""
+    """Decode the known members of an event, without creating objects for what is Raw. Raises
+    NotJson."""
     rawjson.check_utf8(body)
     found, masked = rawjson.decode(decoder, body)
     if not masked:
         return found
     values = msgspec.structs.astuple(found)
-    return type(found)(*(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values))
+    return type(found)(
+        *(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values)
+    )
 
 
 ALLOWED = "allowed_tools"
 """The type of a `tool_choice` with a list of tools."""
 
-# -- parsing -----------------------------------------------------------------------------------------------------------
+# -- parsing ---------------------------------------------------------------------------------------
 
 MAX_MODEL = 1_000
-"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
-name at every request and for each message."""
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches
+and patterns use the name at every request and for each message."""
 MAX_OTHERS = 20_000
-"""The most top-level members, and in a large body the most commas outside of the history and the tools. A request with
-more is forwarded unchanged, because each comma may separate members, and each member becomes an object. A large schema
-for the reply has a thousand commas."""
+"""The most top-level members, and in a large body the most commas outside of the history and the
+tools. A request with more is forwarded unchanged, because each comma may separate members, and each
+member becomes an object. A large schema for the reply has a thousand commas."""
 
 SEPARATORS = (b'"', b".", b":", b"/")
 """What can stand before a tool's own name."""
-_ENDS = {name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS] for name in (*NAMES, *OTHER_NAMES)}
+_ENDS = {
+    name: [b'%b%b"' % (before, name.encode()) for before in SEPARATORS]
+    for name in (*NAMES, *OTHER_NAMES)
+}
 
 FREE = ("", "auto", "any", "required", "validated", ALLOWED)
-"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may call one tool of the
-client's, or no tool."""
+"""A `tool_choice`, or its type, with which the model may call our tools. With all others it may
+call one tool of the client's, or no tool."""
 
 
 class _Large(msgspec.Struct, frozen=True):
@@ -66,8 +72,8 @@ _large = msgspec.json.Decoder(_Large)
 
 
 def opened(body: bytes) -> Members:
-    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much besides the large
-    ones."""
+    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much
+    besides the large ones."""
     rawjson.check_utf8(body)
     if len(body) > rawjson.FEW:
         found, _ = rawjson.decode(_large, body)
@@ -86,7 +92,8 @@ def _check_others(number: int) -> None:
 
 
 def model_of(members: Members) -> str:
-    """Return the name of the model, empty if there is none. Raises Unplannable if it is too long, and NotJson."""
+    """Return the name of the model, empty if there is none. Raises Unplannable if it is too long,
+    and NotJson."""
     model = members.get("model", NULL)
     if len(memoryview(model)) > MAX_MODEL:
         raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
@@ -111,11 +118,12 @@ _ESCAPED = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 
 
 def our_names(defined: bytes) -> tuple[Names | None, frozenset[str]]:
-    """Return what our tools are called in this request, None if the client has all of our names; and those of our names
-    that the client has for tools of its own, in any case. `defined` has all definitions.
+    """Return what our tools are called in this request, None if the client has all of our names;
+    and those of our names that the client has for tools of its own, in any case. `defined` has all
+    definitions.
 
-    A name is taken if a string in the definitions is it, or ends with it after a separator: models write those before
-    ours. What is no name does no harm.
+    A name is taken if a string in the definitions is it, or ends with it after a separator: models
+    write those before ours. What is no name does no harm.
     """
     if defined == b"null":
         return NAMES, frozenset()
@@ -126,16 +134,18 @@ def our_names(defined: bytes) -> tuple[Names | None, frozenset[str]]:
     return next(free, None), frozenset(name for name in NAMES if b'"%b"' % name.encode() in folded)
 
 
-# -- the request of each round -----------------------------------------------------------------------------------------
+# -- the request of each round ---------------------------------------------------------------------
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 
 LEAST_REPLY = 1_000
-"""The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal says more."""
+"""The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal
+says more."""
 
 ENTRY_BYTES = 3
-"""Bytes of JSON for each token of the entries that a later round adds; English text has four or more."""
+"""Bytes of JSON for each token of the entries that a later round adds; English text has four or
+more."""
 
 MADE = re.compile(rb'"[a-z]+_[0-9a-f]{16}_\d+"')
 """The id of a call that we gave it."""
@@ -146,31 +156,34 @@ THINKING = (
     ("thinking_budget",),
     ("extra_body", "google", "thinking_config", "thinking_budget"),
 )
-"""The paths of members that set a budget for thinking: Anthropic's, OpenRouter's, Qwen's and Gemini's. Upstreams refuse
-a limit that is not above this budget."""
+"""The paths of members that set a budget for thinking: Anthropic's, OpenRouter's, Qwen's and
+Gemini's. Upstreams refuse a limit that is not above this budget."""
 
 
 class RoundRequest(ABC):
     """What a turn sends: the request as the client wrote it, but for what is said here.
 
-    `entries` are sent instead of the request's own, and `tools`, JSON objects with `name`, `description` and
-    `parameters`, are ours. After `max_rounds` hidden rounds, calls of them are no longer answered. `usage` says whether
-    to ask for the usage of a stream if the client does not. `left` are the tokens of the window that `entries` leave
-    for the reply, whose limit is lowered to that; None if the window is not known.
+    `entries` are sent instead of the request's own, and `tools`, JSON objects with `name`,
+    `description` and `parameters`, are ours. After `max_rounds` hidden rounds, calls of them are no
+    longer answered. `usage` says whether to ask for the usage of a stream if the client does not.
+    `left` are the tokens of the window that `entries` leave for the reply, whose limit is lowered
+    to that; None if the window is not known.
     """
 
     limits: ClassVar[tuple[str, ...]]
-    """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
+    """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing
+    from its answer."""
 
     listed: ClassVar[str | None] = None
-    """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
-    where an API has no such choice."""
+    """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice
+    itself does, and None where an API has no such choice."""
 
     forms: ClassVar[tuple[tuple[str, ...], ...]]
     """The paths of members that say in which form the text has to be."""
 
     updates: ClassVar[bytes] = b""
-    """What an entry contains that changes members of the request from there on; empty if none can."""
+    """What an entry contains that changes members of the request from there on; empty if none
+    can."""
 
     no_call: ClassVar[Raw] = Raw(b'"none"')
     """The `tool_choice` with which no tool is called."""
@@ -210,7 +223,8 @@ class RoundRequest(ABC):
 
     @classmethod
     def all_strict(cls, tools: Raw) -> bool:
-        """Whether each of these tools that has a schema is strict about it; others take free text."""
+        """Whether each of these tools that has a schema is strict about it; others take free
+        text."""
         if b'"strict"' not in bytes(tools):
             return False
         members = map(object_of, elements_of(tools))
@@ -223,14 +237,24 @@ class RoundRequest(ABC):
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
         told = [self.members]
         if self.updates and self.updates in self.own:
-            told += [object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)]
-        found = ([form for members in told if (form := _within(members, path))] for path in self.forms)
+            told += [
+                object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)
+            ]
+        found = (
+            [form for members in told if (form := _within(members, path))] for path in self.forms
+        )
         return any(text_of(forms[-1].get("type")) not in ("", "text") for forms in found if forms)
 
     @cached_property
     def native(self) -> bool:
-        """Whether upstream has called our tools before, as calls. Those that it wrote as text have ids of ours."""
-        named = [b'"name":%b"%b"' % (space, name.encode()) for name in self.names if name for space in (b"", b" ")]
+        """Whether upstream has called our tools before, as calls. Those that it wrote as text have
+        ids of ours."""
+        named = [
+            b'"name":%b"%b"' % (space, name.encode())
+            for name in self.names
+            if name
+            for space in (b"", b" ")
+        ]
         raws = (bytes(entry) for entry in self.entries)
         return any(any(one in raw for one in named) and not MADE.search(raw) for raw in raws)
 
@@ -251,9 +275,9 @@ class RoundRequest(ABC):
     def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
         """Return the body of a later round.
 
-        In the last round no call of our tools is answered, as the newest answer says. If there are no other tools,
-        calls are forbidden. Ours are left out only if `bare`, because tools come first in a prompt: without them, the
-        whole prompt is read anew.
+        In the last round no call of our tools is answered, as the newest answer says. If there are
+        no other tools, calls are forbidden. Ours are left out only if `bare`, because tools come
+        first in a prompt: without them, the whole prompt is read anew.
         """
         others = bool(elements_of(self.members.get("tools")))
         members = self._members(entries, [] if bare and others else self.tools)
@@ -271,8 +295,8 @@ class RoundRequest(ABC):
         return made | defined | (self._allowed() if ours else {})
 
     def _allowed(self) -> Members:
-        """Return the choice of tools with ours among those that the client allows, if it names some: without them, the
-        model could not follow a reference."""
+        """Return the choice of tools with ours among those that the client allows, if it names
+        some: without them, the model could not follow a reference."""
         choice = object_of(self.members.get("tool_choice"))
         if self.listed is None or text_of(choice.get("type")) != ALLOWED:
             return {}
@@ -280,7 +304,9 @@ class RoundRequest(ABC):
         theirs = elements_of(listing.get("tools"))
         if not theirs:  # it allows no call at all
             return {}
-        named = [{"function": {"name": name}} if self.listed else {"name": name} for name in self.names]
+        named = [
+            {"function": {"name": name}} if self.listed else {"name": name} for name in self.names
+        ]
         ours = [rawjson.encode({"type": "function", **one}) for one in named]
         listing = listing | {"tools": Raw(rawjson.array([*theirs, *ours]))}
         choice = choice | {self.listed: Raw(rawjson.encode(listing))} if self.listed else listing
@@ -292,14 +318,16 @@ def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
     return Raw(rawjson.array([*elements_of(defined), *ours])) if ours else defined
 
 
-# -- the limit for a reply --------------------------------------------------------------------------------------------
+# -- the limit for a reply -------------------------------------------------------------------------
 
 
-def lowered(members: Members, limits: Iterable[str], left: int | None, added: Sequence[bytes | Raw] = ()) -> Members:
+def lowered(
+    members: Members, limits: Iterable[str], left: int | None, added: Sequence[bytes | Raw] = ()
+) -> Members:
     """Return those of the members `limits` that have to change, with lower numbers.
 
-    `left` is how many tokens of the window were left for the reply to the client's own request; None if the window is
-    not known. `added` are the entries that this round has besides.
+    `left` is how many tokens of the window were left for the reply to the client's own request;
+    None if the window is not known. `added` are the entries that this round has besides.
     """
     if left is None:
         return {}

@@ -4,8 +4,9 @@
                     └──yes──> a Candidate holds it ──something else follows──> it is shown
                                                    └──the reply ends with it──> its calls are ours
 
-Only what may be a run of calls waits. A text that is nothing but white space waits as well where a client would see it
-as a block of its own. Candidates of several texts stand together: the last words of thinking, and an empty answer.
+Only what may be a run of calls waits. A text that is nothing but white space waits as well where a
+client would see it as a block of its own. Candidates of several texts stand together: the last
+words of thinking, and an empty answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from proxy.dialects.reply import Block, Candidate, Part, ToolNames
 
 
 class Recovered(NamedTuple):
-    """The calls of our tools in a text, as name and arguments, and what is left of the end that they stood in."""
+    """The calls of our tools in a text, as name and arguments, and what is left of the end that
+    they stood in."""
 
     text: Hashable
     calls: list[tuple[str, dict[str, Any]]]
@@ -53,9 +55,16 @@ class TextCalls:
             self._text(text).lines.add(piece)
 
     def take(
-        self, text: Hashable, piece: str, of: Block, event: Callable[[str], Any], *, waits: bool = False
+        self,
+        text: Hashable,
+        piece: str,
+        of: Block,
+        event: Callable[[str], Any],
+        *,
+        waits: bool = False,
     ) -> list[Part] | None:
-        """Take the next piece of a text, which is of this block; `event` makes an event of a part of it.
+        """Take the next piece of a text, which is of this block; `event` makes an event of a part
+        of it.
 
         Returns the parts of the reply in the place of the piece, or None if it is shown as it came.
         """
@@ -107,8 +116,9 @@ class TextCalls:
         return state is not None and state.candidate is not None
 
     def settle(self, *, quoted: bool) -> list[Recovered]:
-        """Decide about all candidates, because the reply has ended. Those behind which only other candidates stand are
-        calls, unless upstream parses the calls of this conversation, so that this one is `quoted`."""
+        """Decide about all candidates, because the reply has ended. Those behind which only other
+        candidates stand are calls, unless upstream parses the calls of this conversation, so that
+        this one is `quoted`."""
         found: list[Recovered] = []
         for text, candidate in reversed(self._open):
             if not candidate.text.strip():

@@ -1,14 +1,17 @@
-"""One client turn: any number of rounds with upstream, and one reply to the client. It uses no I/O and no clock.
+"""One client turn: any number of rounds with upstream, and one reply to the client. It uses no I/O
+and no clock.
 
     READY ──request──> READING ──end──> DONE ──close──> the reply's last bytes
       ^                   └──our tools called──> CALLING ──answer──> DONE  (a mixed turn)
       └────────────────────────────answer──────────┘
 
-To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`), call `end`, and answer `calls`. Repeat
-until it is DONE. Then store `hidden` and send the bytes from `close`. A call in the wrong state raises WrongState.
+To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`), call `end`, and
+answer `calls`. Repeat until it is DONE. Then store `hidden` and send the bytes from `close`. A call
+in the wrong state raises WrongState.
 
-This machine is the same for every API. A dialect knows how a reply is read, how one reply is made of all rounds (see
-`reply`), and how our results are written. Events that need no change are sent to the client byte for byte.
+This machine is the same for every API. A dialect knows how a reply is read, how one reply is made
+of all rounds (see `reply`), and how our results are written. Events that need no change are sent to
+the client byte for byte.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from proxy.rawjson import Members, NotJson
 from proxy.tools.answer import REPEATED
 
 MAX_CIRCLES = 2
-"""Rounds in a row that only repeat calls which were answered before. Then the next round is the last: a small model
-goes on until its rounds are used up, and each of them costs time."""
+"""Rounds in a row that only repeat calls which were answered before. Then the next round is the
+last: a small model goes on until its rounds are used up, and each of them costs time."""
 NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
 """The last line of the answers before the last round."""
 
@@ -45,7 +48,8 @@ class Turn(ABC):
     last_event: ClassVar[bytes] = b""
     """What follows the events of a whole reply."""
     read_places: ClassVar[frozenset[str]] = frozenset()
-    """Where the events of a stream have calls with names in pieces, of which the round knows whose they are."""
+    """Where the events of a stream have calls with names in pieces, of which the round knows whose
+    they are."""
     call_ids: ClassVar[str] = "call"
     """How ids begin that we give to calls."""
 
@@ -55,9 +59,11 @@ class Turn(ABC):
         self.state = State.READY
         self.rounds = 0  # hidden rounds so far
         self.streams = request.streams  # whether the client asked for a stream
-        self.asks_usage = request.asks_usage  # whether the request asks for usage that the client did not ask for
+        # whether the request asks for usage that the client did not ask for
+        self.asks_usage = request.asks_usage
         self.refusal: bytes | None = None
-        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing
+        of any reply."""
         self._request = request
         self._ledger = UsageLedger()
         self.spent = self._ledger.spent  # tokens over all rounds
@@ -80,12 +86,14 @@ class Turn(ABC):
     @staticmethod
     @abstractmethod
     def read(data: bytes, raw: bytes, name: bytes | None, /) -> Any:
-        """Return an event as the round reads it. Raises NotJson for anything else, which must be left unchanged."""
+        """Return an event as the round reads it. Raises NotJson for anything else, which must be
+        left unchanged."""
 
     @staticmethod
     @abstractmethod
     def events_of(members: Members, /) -> Iterable[Any]:
-        """Return a whole reply as the round reads it. Raises NotJson or KeyError for anything else."""
+        """Return a whole reply as the round reads it. Raises NotJson or KeyError for anything
+        else."""
 
     @abstractmethod
     def _error_in(self, parsed: Any, data: bytes) -> bytes | None:
@@ -94,15 +102,17 @@ class Turn(ABC):
     @staticmethod
     @abstractmethod
     def failure(fault: ProxyError, said: bytes, number: int, /) -> bytes:
-        """Return the event that ends a stream after a failure; `number` is its place. Upstream's refusal `said` is used
-        instead of `fault` if it has the shape that clients of this API know."""
+        """Return the event that ends a stream after a failure; `number` is its place. Upstream's
+        refusal `said` is used instead of `fault` if it has the shape that clients of this API
+        know."""
 
     # -- what the driver calls --
 
     def request(self) -> bytes:
         """The body of the next round."""
         self._require(State.READY)
-        self.state, self._done = State.READING, b""
+        self.state = State.READING
+        self._done = b""
         injected = self._request.tools and not self._bare
         names = ToolNames(self._request.names, self._request.theirs) if injected else ToolNames(())
         self._round = self.rounds_as(self._request, names, self._shown)
@@ -110,7 +120,9 @@ class Turn(ABC):
             return self._request.own
         if not (self.rounds or self._before):
             return self._request.first()
-        return self._request.later([*self._request.entries, *self._before], last=self._last, bare=self._pressed)
+        return self._request.later(
+            [*self._request.entries, *self._before], last=self._last, bare=self._pressed
+        )
 
     def resume(self, before: Sequence[bytes]) -> None:
         """Begin behind these hidden rounds, with which the same request was refused."""
@@ -132,7 +144,9 @@ class Turn(ABC):
                 if event.name == b"error" or is_error(event.data):
                     self._refuse(event.data)
                 elif self._round.names.named_in(event.data):
-                    raise Broken("an event that cannot be read names a tool of the proxy's") from None
+                    raise Broken(
+                        "an event that cannot be read names a tool of the proxy's"
+                    ) from None
             else:
                 return self._read(parsed, event.data)
         return event.raw if self._shown.streamed else b""
@@ -140,7 +154,8 @@ class Turn(ABC):
     def receive_whole(self, body: bytes) -> bytes:
         """Take a reply that is not a stream; returns the bytes for the client. Raises Broken.
 
-        If the first reply is not a stream, the client gets no stream either, and `close` returns its whole reply.
+        If the first reply is not a stream, the client gets no stream either, and `close` returns
+        its whole reply.
         """
         self._require(State.READING)
         if not (self.rounds or self._bare):
@@ -158,19 +173,22 @@ class Turn(ABC):
                 raise Broken("neither a stream nor a whole reply of this API") from None
             self._unknown = body
             return b""
-        self._shown.body, self._done = body, self.last_event
+        self._shown.body = body
+        self._done = self.last_event
         return b"".join([self._read(event, body) for event in events])
 
     @property
     def over(self) -> bool:
-        """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
+        """Whether the round's reply has said that it is complete, so that nothing more needs to be
+        received."""
         return bool(self._done) or self._round.over
 
     def end(self) -> bytes:
-        """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
+        """End the round's reply, whether or not upstream said it was complete; returns the bytes
+        for the client.
 
-        Raises Broken if it has a call of ours or follows one, upstream did not say that it was complete, and it does
-        not look so: the client does not see where it stopped.
+        Raises Broken if it has a call of ours or follows one, upstream did not say that it was
+        complete, and it does not look so: the client does not see where it stopped.
         """
         self._require(State.READING)
         ending = self._round
@@ -183,10 +201,15 @@ class Turn(ABC):
         if self._answering:
             self.state = State.CALLING
             self._identify()
-            return self._show(parts + (ending.release(visible=True) if ending.theirs else ending.close(visible=False)))
-        if self._mute and not self._pressed:  # ask once more, without our tools; calls of them are told so
+            return self._show(
+                parts
+                + (ending.release(visible=True) if ending.theirs else ending.close(visible=False))
+            )
+        # ask once more, without our tools; calls of them are told so
+        if self._mute and not self._pressed:
             out = self._show(parts + ending.close(visible=False))
-            self._pressed, self._answering = True, ending.ours
+            self._pressed = True
+            self._answering = ending.ours
             self._identify()
             self._go_on([""] * len(self._answering))
             return out
@@ -203,7 +226,8 @@ class Turn(ABC):
         return [call.call() for call in self._answering]
 
     def answer(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
-        """Take the results of `calls`, in the same order, and the images and files among them as parts of results."""
+        """Take the results of `calls`, in the same order, and the images and files among them as
+        parts of results."""
         self._require(State.CALLING)
         if self._round.theirs:  # the client answers its own calls next and does not see ours
             self._instead = rawjson.array(self._round.written(frozenset(self._answering)))
@@ -213,7 +237,8 @@ class Turn(ABC):
             self._go_on(answers, parts)
 
     def reword(self, text: str) -> None:
-        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
+        """Prepare to resend the newest round with `text` in place of our tools' results, which did
+        not fit."""
         self._require(State.READING)
         self.state = State.READY
         first = len(self._before) - len(self._answering)
@@ -222,13 +247,20 @@ class Turn(ABC):
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round.
 
-        Returns False, doing nothing, if the client has seen more of the reply than its beginning and thinking.
+        Returns False, doing nothing, if the client has seen more of the reply than its beginning
+        and thinking.
         """
         if self._bare or (self._shown.streamed and self._shown.answers):
             return False
-        self.state, self._bare = State.READY, True
-        self._before, self._after, self._instead, self._answering = [], [], None, ()
-        self._spoke, self.refusal, self._unknown = not self._unseen, None, None
+        self.state = State.READY
+        self._bare = True
+        self._before = []
+        self._after = []
+        self._instead = None
+        self._answering = ()
+        self._spoke = not self._unseen
+        self.refusal = None
+        self._unknown = None
         if self._shown.streamed:
             self._shown.hides = True
         else:
@@ -239,8 +271,8 @@ class Turn(ABC):
         return self.failure(fault, said, self._shown.next_number)
 
     def heartbeat(self) -> bytes:
-        """Return an event by which the client knows that its stream is alive. Before the reply's beginning and after
-        its end there is none, and a comment keeps the connection open."""
+        """Return an event by which the client knows that its stream is alive. Before the reply's
+        beginning and after its end there is none, and a comment keeps the connection open."""
         return (b"" if self._shown.ended else self._shown.heartbeat()) or sse.comment(b"working")
 
     @property
@@ -258,7 +290,8 @@ class Turn(ABC):
 
     @property
     def continuation(self) -> Continuation | None:
-        """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
+        """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep
+        the history."""
         return None
 
     @property
@@ -282,11 +315,13 @@ class Turn(ABC):
         return bool(self._after)
 
     def close(self) -> bytes:
-        """Return the last bytes of the reply, or the whole reply if it is not a stream. Raises Broken."""
+        """Return the last bytes of the reply, or the whole reply if it is not a stream. Raises
+        Broken."""
         self._require(State.DONE)
         if self._unknown is not None:
             return self._unknown
-        out, shown = self._show(self._round.close(visible=True)), self._shown
+        out = self._show(self._round.close(visible=True))
+        shown = self._shown
         if shown.streamed:
             return out + self._done
         whole = shown.assembled() if shown.hides or shown.altered else shown.body
@@ -327,7 +362,8 @@ class Turn(ABC):
 
     def _refuse(self, error: bytes) -> None:
         if self.refusal is None and self._unseen:
-            self.refusal, self._round.failed = error, True
+            self.refusal = error
+            self._round.failed = True
 
     # -- the end of a round --
 
@@ -337,7 +373,8 @@ class Turn(ABC):
         return self.rounds >= self._request.max_rounds or self._circles >= MAX_CIRCLES
 
     def _to_answer(self) -> Sequence[Call]:
-        """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
+        """Return the calls of our tools to answer; the others are dropped. Raises Broken for an
+        endless one."""
         ending = self._round
         if ending.failed or self._last:
             return ()
@@ -349,7 +386,8 @@ class Turn(ABC):
 
     @property
     def _mute(self) -> bool:
-        """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
+        """Whether the turn would end without an answer: the model only called our tools, or said
+        nothing after it."""
         ending = self._round
         if self._bare or ending.failed or ending.unfinished or not (ending.finish or self._done):
             return False
@@ -371,14 +409,17 @@ class Turn(ABC):
 
     def _told(self, answer: str) -> str:
         """Return the newest answer, with a line that says so if the next round is the last."""
-        return f"{answer}\n\n{NO_MORE.format(*self._request.names)}".lstrip() if self._last else answer
+        return (
+            f"{answer}\n\n{NO_MORE.format(*self._request.names)}".lstrip() if self._last else answer
+        )
 
     def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
         made = zip(self._answering, answers, parts or [""] * len(answers), strict=True)
         return [call.result(text, part) for call, text, part in made]
 
     def _identify(self) -> None:
-        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
+        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique
+        to this turn."""
         known = {"", *(call.call().id for call in self._round.theirs)}
         newest = (self._before or self._request.entries or [b""])[-1]
         place = len(self._request.entries) + len(self._before)

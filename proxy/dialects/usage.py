@@ -1,7 +1,7 @@
 """Reads what replies say about their cost, and adds up what the rounds of one reply cost.
 
-The APIs and their servers say the same in many spellings. Anthropic counts what a cache held and took up apart from the
-input tokens, everybody else within them. Tokens are upstream's.
+The APIs and their servers say the same in many spellings. Anthropic counts what a cache held and
+took up apart from the input tokens, everybody else within them. Tokens are upstream's.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from proxy import rawjson
 from proxy.plan.turn import Usage
 from proxy.rawjson import NULL, Members, number, object_of
 
-_PROMPT, _INPUT = "prompt_tokens", "input_tokens"
+_PROMPT = "prompt_tokens"
+_INPUT = "input_tokens"
 _COMPLETION = ("completion_tokens", "output_tokens")
 _APART = ("cache_creation_input_tokens", "cache_read_input_tokens")
 """Anthropic's parts of a prompt, beside `input_tokens`."""
 _CACHED = ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens")
 """OpenAI's, Anthropic's and DeepSeek's name for input that was read from the cache."""
 _WRITTEN = ("cache_write_tokens", "cache_creation_input_tokens", "cache_creation_tokens")
-"""OpenAI's (from GPT-5.6), Anthropic's and LiteLLM's name for input that was written to the cache."""
+"""OpenAI's (from GPT-5.6), Anthropic's and LiteLLM's name for input that was written to the
+cache."""
 
 _NAMES = (_PROMPT, _INPUT, *_COMPLETION, *_CACHED, *_WRITTEN)
 _COUNT = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\d{1,11})(?![\d.eE])' % "|".join(_NAMES).encode())
@@ -41,7 +43,8 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 def reported(end: bytes) -> Reported | None:
-    """Return what the last bytes of a reply that is only relayed say about its cost, or None if they do not."""
+    """Return what the last bytes of a reply that is only relayed say about its cost, or None if
+    they do not."""
     said = _counted(end)
     return said if said.prompt and not _SEARCHES.search(end) else None
 
@@ -55,13 +58,18 @@ def _counted(usage: bytes) -> Reported:
     if _PROMPT not in said and _INPUT in said:
         prompt += sum(said.get(part, 0) for part in _APART)
     groups = (_COMPLETION, _CACHED, _WRITTEN)
-    completion, cached, written = (max((said[one] for one in names if one in said), default=None) for names in groups)
-    return Reported(prompt, completion or 0, None if cached is None else min(cached, prompt), written)
+    completion, cached, written = (
+        max((said[one] for one in names if one in said), default=None) for names in groups
+    )
+    return Reported(
+        prompt, completion or 0, None if cached is None else min(cached, prompt), written
+    )
 
 
 _SUMMED = (
     *(*_COMPLETION, "completion_tokens_details", "output_tokens_details", "server_tool_use"),
-    *("cost", "cost_details", "num_sources_used", "num_server_side_tools_used"),  # OpenRouter's and xAI's
+    # OpenRouter's and xAI's
+    *("cost", "cost_details", "num_sources_used", "num_server_side_tools_used"),
 )
 """What every round adds to: numbers, or objects of numbers."""
 _TOTAL = "total_tokens"
@@ -70,8 +78,9 @@ _TOTAL = "total_tokens"
 class UsageLedger:
     """Counts what the rounds cost, and computes the usage that the client sees.
 
-    The client sees the last round's prompt tokens, from which it estimates its context, and the completion tokens of
-    all rounds, as well as whatever else was used in all of them, such as searches of upstream's own.
+    The client sees the last round's prompt tokens, from which it estimates its context, and the
+    completion tokens of all rounds, as well as whatever else was used in all of them, such as
+    searches of upstream's own.
     """
 
     def __init__(self) -> None:
@@ -104,8 +113,8 @@ class UsageLedger:
 
 
 def added(earlier: Members, later: Members, depth: int = 3) -> Members:
-    """Return the later members with the earlier ones added: numbers, and those within objects of this `depth`. Of
-    anything else, the later one is kept, unless it is null."""
+    """Return the later members with the earlier ones added: numbers, and those within objects of
+    this `depth`. Of anything else, the later one is kept, unless it is null."""
     sums = dict(later)
     for key, raw in earlier.items():
         other = later.get(key, NULL)
@@ -119,5 +128,8 @@ def added(earlier: Members, later: Members, depth: int = 3) -> Members:
 
 
 def merged(earlier: Members, raw: Raw) -> Members:
-    """Return a usage brought up to date with what a later event says. What it leaves out or nulls stays."""
-    return earlier | {key: value for key, value in object_of(raw).items() if not rawjson.is_null(value)}
+    """Return a usage brought up to date with what a later event says. What it leaves out or nulls
+    stays."""
+    return earlier | {
+        key: value for key, value in object_of(raw).items() if not rawjson.is_null(value)
+    }

@@ -1,7 +1,8 @@
-"""Which part of a moved text stays: its beginning, or of a result that the model has not seen yet, more than that.
+"""Which part of a moved text stays: its beginning, or of a result that the model has not seen yet,
+more than that.
 
-What stays is a function of the text and of the number of characters, so each later request and each replica shows the
-same.
+What stays is a function of the text and of the number of characters, so each later request and each
+replica shows the same.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ GAP = "\n[...]\n"
 """Stands where something was left out."""
 
 OPENED = 1 << 20
-"""Most characters of a text that is opened: to look into more takes longer than a few milliseconds."""
+"""Most characters of a text that is opened: to look into more takes longer than a few
+milliseconds."""
 
 SCANNED = 1 << 18
-"""Characters in which lines that define things are looked for, and in which noise may come first."""
+"""Characters in which lines that define things are looked for, and in which noise may come
+first."""
 
 DEFINITIONS = 3
 """The fewest lines that define something by which a text is taken for code."""
@@ -41,7 +44,8 @@ _DEFINITION = re.compile(
     r"[ \t]+[(\w][^\n]*",
     re.MULTILINE,
 )
-"""A line that defines something in the common languages, also behind the line's number as `cat -n` prints it."""
+"""A line that defines something in the common languages, also behind the line's number as `cat -n`
+prints it."""
 
 _NOISE = re.compile(
     r"[^\n]*(?:"
@@ -57,11 +61,13 @@ _NOISE = re.compile(
     r")",
     re.IGNORECASE,
 )
-"""A line of warnings or progress, as pip, apt, npm, cargo, tqdm and Python's `warnings` print them."""
+"""A line of warnings or progress, as pip, apt, npm, cargo, tqdm and Python's `warnings` print
+them."""
 
 
 def opened(text: str) -> str:
-    """Return the text inside a wrapper such as `{"type":"text","text":"…"}`; the text itself if it has none."""
+    """Return the text inside a wrapper such as `{"type":"text","text":"…"}`; the text itself if it
+    has none."""
     if len(text) > OPENED:
         return text
     inner = ""
@@ -91,21 +97,25 @@ def _inside(value: Any) -> str:
 
 
 def beginning(text: str, chars: int) -> str:
-    """Return the first characters that say something: warnings and progress at a program's beginning are left out."""
+    """Return the first characters that say something: warnings and progress at a program's
+    beginning are left out."""
     start = _noise(text)
     return text[:chars] if not start else f"[...] {text[start : start + chars - len('[...] ')]}"
 
 
 def _noise(text: str) -> int:
-    """Return where the first line begins after warnings and progress; 0 if there is no such line."""
-    at, within = 0, False
+    """Return where the first line begins after warnings and progress; 0 if there is no such
+    line."""
+    at = 0
+    within = False
     limit = min(len(text), SCANNED)
     while at < limit:
         end = text.find("\n", at, limit)
         if end < 0:
             return 0
         line = text[at:end]
-        below = within and line[:1] in (" ", "\t")  # the source line that Python shows below its warning
+        # the source line that Python shows below its warning
+        below = within and line[:1] in (" ", "\t")
         within = below or _NOISE.match(line) is not None
         if not within:
             return at
@@ -114,8 +124,8 @@ def _noise(text: str) -> int:
 
 
 def glimpse(text: str, chars: int) -> str:
-    """Return what a model sees of a result before it has seen all of it. Code: its beginning, and the lines that define
-    things. Anything else: its beginning and its end."""
+    """Return what a model sees of a result before it has seen all of it. Code: its beginning, and
+    the lines that define things. Anything else: its beginning and its end."""
     if len(text) <= chars:
         return text
     half = (chars - len(GAP)) // 2
@@ -128,7 +138,8 @@ def glimpse(text: str, chars: int) -> str:
 
 
 def _definitions(text: str, start: int, chars: int) -> str:
-    """Return as many lines behind `start` that define something as fit, rather outer ones; none if it is no code."""
+    """Return as many lines behind `start` that define something as fit, rather outer ones; none if
+    it is no code."""
     found = list(_DEFINITION.finditer(text, 0, min(len(text), SCANNED)))
     if len(found) < DEFINITIONS or len(found) * LINES_A_DEFINITION < text.count("\n", 0, SCANNED):
         return ""

@@ -1,17 +1,21 @@
-"""A history as the planner sees it: the measures of its messages, the digests that identify it, and its plan so far.
+"""A history as the planner sees it: the measures of its messages, the digests that identify it, and
+its plan so far.
 
-`History` folds messages. If it continues an earlier request's history, only the new messages have to be read.
+`History` folds messages. If it continues an earlier request's history, only the new messages have
+to be read.
 
-The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
-serialises anew on every turn, moves cache breakpoints or adds annotations. The leading system messages are not part of
-it, because agents put the time of day there. Later ones are, because some clients send results as system messages.
+The *history digest* covers the meaning of messages and not their bytes, so that a client is still
+recognised if it serialises anew on every turn, moves cache breakpoints or adds annotations. The
+leading system messages are not part of it, because agents put the time of day there. Later ones
+are, because some clients send results as system messages.
 
-A *step* is an assistant message with everything up to the next one. Within a step a result belongs to the call with its
-id; calls with equal ids, or with none, get their results in order. A message is *irregular* if it has a call without a
-result, if it is a result without a call, or if it is *sealed*: something in it is not known to be safe to move or to
-cut, such as definitions of tools, what only upstream can read, or what no API had when this was written. Nobody knows
-what hangs on such messages, so the plan leaves them as they are, and a cut leaves their whole step in its place. So
-does a cut with a step in which the user speaks.
+A *step* is an assistant message with everything up to the next one. Within a step a result belongs
+to the call with its id; calls with equal ids, or with none, get their results in order. A message
+is *irregular* if it has a call without a result, if it is a result without a call, or if it is
+*sealed*: something in it is not known to be safe to move or to cut, such as definitions of tools,
+what only upstream can read, or what no API had when this was written. Nobody knows what hangs on
+such messages, so the plan leaves them as they are, and a cut leaves their whole step in its place.
+So does a cut with a step in which the user speaks.
 """
 
 from __future__ import annotations
@@ -35,11 +39,12 @@ from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
 PLACE_BYTES = 250
-"""Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py` compares all of these with
-what the objects take."""
+"""Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py`
+compares all of these with what the objects take."""
 BEGINNING = bytes(16)  # the digest of a history without messages
 OPENING_MESSAGES = 100
-"""Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
+"""Messages among which the user's first one is looked for. It is the first or second one of nearly
+every history."""
 
 
 def extend(link: bytes, meaning: bytes) -> bytes:
@@ -53,7 +58,8 @@ def leading(messages: Iterable[Message]) -> int:
 
 
 def beginning(messages: Sequence[Message]) -> bytes:
-    """Return the digest of what a history means up to the user's first message, without the leading system messages.
+    """Return the digest of what a history means up to the user's first message, without the leading
+    system messages.
 
     All requests of a conversation have it."""
     link = BEGINNING
@@ -64,7 +70,7 @@ def beginning(messages: Sequence[Message]) -> bytes:
     return link
 
 
-# -- calls and results -------------------------------------------------------------------------------------------------
+# -- calls and results -----------------------------------------------------------------------------
 
 
 class Irregular(StrEnum):
@@ -79,21 +85,26 @@ class Place(NamedTuple):
     """A message's place among calls and results."""
 
     tool: str = ""  # the tool whose result it is
-    fits: bool = True  # whether it is neither a result without a call nor sealed. Otherwise its text must not move.
+    # whether it is neither a result without a call nor sealed. Otherwise its text must not move.
+    fits: bool = True
     stays: bool = False  # whether a cut leaves it where it is
     stays_before: int = 0
-    """How many messages directly before it a cut must leave where they are too, as this message shows."""
+    """How many messages directly before it a cut must leave where they are too, as this message
+    shows."""
 
 
 class Pairing:
-    """The calls and results of a history's messages so far. Each message takes constant time (amortised)."""
+    """The calls and results of a history's messages so far. Each message takes constant time
+    (amortised)."""
 
     def __init__(self) -> None:
         self.irregular: dict[Irregular, int] = {}  # the number of irregular messages so far
-        self.open: dict[str, deque[str]] = {}  # by id, the tools called in the newest step whose results may still come
+        # by id, the tools called in the newest step whose results may still come
+        self.open: dict[str, deque[str]] = {}
         self._stays = False  # whether the step so far stays
         self._loose = 0  # how many messages the step has so far, if it does not stay
-        self._goes_on = False  # whether the next reply belongs to this step: we do not know who said the last entry
+        # whether the next reply belongs to this step: we do not know who said the last entry
+        self._goes_on = False
 
     def add(
         self,
@@ -104,15 +115,17 @@ class Pairing:
         said: bool = False,
         asks: Callable[[str], bool] = lambda tool: False,
     ) -> Place:
-        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asks`: whether a tool's
-        results are the user's words."""
+        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asks`:
+        whether a tool's results are the user's words."""
         reasons = list[Irregular]()
-        if self.open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
+        # the step goes on without their results
+        if self.open and role not in (Role.TOOL, Role.SEALED):
             reasons.append(Irregular.NO_RESULT)
             self.open = {}
         before = self._begin_to_stay() if reasons else 0
         if role is Role.ASSISTANT and not self._goes_on:
-            self._stays, self._loose = False, 0
+            self._stays = False
+            self._loose = 0
         self._goes_on = sealed and role is Role.SEALED
         tool = None
         if role is Role.TOOL and (names := self.open.get(answers)):
@@ -140,24 +153,32 @@ class Pairing:
     def _begin_to_stay(self) -> int:
         """Let the step stay; returns how many of its messages did not stay before."""
         before = self._loose
-        self._stays, self._loose = True, 0
+        self._stays = True
+        self._loose = 0
         return before
 
 
 class Naming(msgspec.Struct, frozen=True):
-    """Names the pieces of a history, message by message. A name depends only on what came before it."""
+    """Names the pieces of a history, message by message. A name depends only on what came before
+    it."""
 
-    calls: Mapping[str, Label] = {}  # the labels of all calls, by their ids; of calls with the same id, the newest
+    # the labels of all calls, by their ids; of calls with the same id, the newest
+    calls: Mapping[str, Label] = {}
     taken: Mapping[str, str] = {}
-    """Each name so far, with the digest of its text: a text that would get another's name gets a longer one."""
+    """Each name so far, with the digest of its text: a text that would get another's name gets a
+    longer one."""
 
     def named(self, messages: Sequence[Message]) -> tuple[list[Message], Naming]:
         """Return the messages with their pieces named, and the naming to continue with."""
         if not any([message.calls or message.pieces for message in messages]):
             return list(messages), self
-        calls, taken, found = dict(self.calls), dict(self.taken), list[Message]()
+        calls = dict(self.calls)
+        taken = dict(self.taken)
+        found = list[Message]()
         for message in messages:
-            calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
+            calls |= {
+                id: label for (id, _), label in zip(message.calls, message.labels, strict=False)
+            }
             known = calls.get(message.answers) if message.role is Role.TOOL else None
             pieces = list[Piece]()
             for piece in message.pieces:
@@ -167,17 +188,21 @@ class Naming(msgspec.Struct, frozen=True):
                     name = preview.file_name(label, piece.digest, len(piece.digest))
                     taken[name] = piece.digest
                 pieces.append(piece.named(name, label))
-            found.append(msgspec.structs.replace(message, pieces=tuple(pieces)) if pieces else message)
+            found.append(
+                msgspec.structs.replace(message, pieces=tuple(pieces)) if pieces else message
+            )
         return found, Naming(calls, taken)
 
 
-# -- the history -------------------------------------------------------------------------------------------------------
+# -- the history -----------------------------------------------------------------------------------
 
 
 class Transcript:
     """A whole history: the entries, and a `Message` for each."""
 
-    def __init__(self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str]) -> None:
+    def __init__(
+        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str]
+    ) -> None:
         self.raws = raws
         self.messages = messages
         self.tools = tools  # per message, the name of the tool whose result it is
@@ -192,13 +217,15 @@ class Terms(msgspec.Struct, frozen=True):
     room: Room
     tool_definition_tokens: int
     pauses: tuple[tuple[bytes, int], ...] = ()
-    """By `History.point_digest`: requests at which upstream's cache had expired, and the seconds since those before."""
+    """By `History.point_digest`: requests at which upstream's cache had expired, and the seconds
+    since those before."""
     harmless: tuple[str, ...] = ()
     """See `Reading`."""
 
 
 class History:
-    """The messages of a history, measured and folded. It never changes; `extended` makes a longer one."""
+    """The messages of a history, measured and folded. It never changes; `extended` makes a longer
+    one."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -225,22 +252,36 @@ class History:
         longer = copy.copy(self)
         named, longer._naming = self._naming.named(messages)
         longer.messages = [*self.messages, *named]
-        longer.tools, longer.items, longer.links = self.tools.copy(), self.items.copy(), self.links.copy()
-        longer._pairing, longer.fold = self._pairing.copy(), self.fold.copy()
+        longer.tools = self.tools.copy()
+        longer.items = self.items.copy()
+        longer.links = self.links.copy()
+        longer._pairing = self._pairing.copy()
+        longer.fold = self.fold.copy()
         for message in named:
             longer._add(message)
         longer._held += sum([message.size() for message in named])
         return longer
 
     def _add(self, message: Message) -> None:
-        offload, role, pause = self.terms.offload, message.role, self._pause()
+        offload = self.terms.offload
+        role = message.role
+        pause = self._pause()
         leads = role is Role.SYSTEM and self.links[-1] == BEGINNING
         kept = offload.keep_errors and message.failed
         place = self._pairing.add(
-            role, message.calls, message.answers, bool(message.sealed), message.said or kept, offload.asks
+            role,
+            message.calls,
+            message.answers,
+            bool(message.sealed),
+            message.said or kept,
+            offload.asks,
         )
         part, movable = (role, False) if leads else self._part(message)
-        if kept or not place.fits or (place.tool and (offload.excludes(place.tool) or offload.asks(place.tool))):
+        if (
+            kept
+            or not place.fits
+            or (place.tool and (offload.excludes(place.tool) or offload.asks(place.tool)))
+        ):
             movable = False
         item = Item(
             part,
@@ -260,11 +301,12 @@ class History:
         self._user_came = self._user_came or role is Role.USER
 
     def _part(self, message: Message) -> tuple[Role, bool]:
-        """The part that the next message plays in the plan, and whether its texts may ever be moved. One in which the
-        user speaks is the user's, whoever sends it. Later system messages that are large are results, and so are
-        messages that the policy names. Of the others only large user messages can be moved, but never the first one,
-        which usually states the task."""
-        role, offload = message.role, self.terms.offload
+        """The part that the next message plays in the plan, and whether its texts may ever be
+        moved. One in which the user speaks is the user's, whoever sends it. Later system messages
+        that are large are results, and so are messages that the policy names. Of the others only
+        large user messages can be moved, but never the first one, which usually states the task."""
+        role = message.role
+        offload = self.terms.offload
         if role not in (Role.SYSTEM, Role.USER):
             return role, True
         if role is Role.USER and not self._user_came:
@@ -272,7 +314,9 @@ class History:
         large_user = message.tokens > offload.pin_user_tokens
         if message.said:
             return Role.USER, large_user
-        named = message.carries is Carries.YES or (message.carries is Carries.AFTER_FIRST_USER and self._user_came)
+        named = message.carries is Carries.YES or (
+            message.carries is Carries.AFTER_FIRST_USER and self._user_came
+        )
         if named or (role is Role.SYSTEM and message.tokens > offload.max_tool_message_tokens):
             return Role.TOOL, True
         return role, role is Role.USER and large_user
@@ -286,7 +330,8 @@ class History:
         return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1}
 
     def size(self) -> int:
-        """About how many bytes it takes, with its messages, as their own cache may have evicted them."""
+        """About how many bytes it takes, with its messages, as their own cache may have evicted
+        them."""
         names = len(self._naming.calls) + len(self._naming.taken)
         return 3_000 + 64 * self.fold.pins + PLACE_BYTES * len(self) + 100 * names + self._held
 
@@ -295,15 +340,21 @@ class History:
         return self.fold.plan(self._pause())
 
     def point_digest(self, point: int) -> bytes:
-        """The digest of the history that the client sent with its first `point` messages, without the system messages
-        at its end: some clients add a reminder to each request and keep none."""
+        """The digest of the history that the client sent with its first `point` messages, without
+        the system messages at its end: some clients add a reminder to each request and keep
+        none."""
         while point and self.items[point - 1].role is Role.SYSTEM:
             point -= 1
         return self.links[point]
 
     def _pause(self) -> int:
-        """The seconds since the request before, if upstream's cache had expired at one that ends here; else 0."""
-        return dict(self.terms.pauses).get(self.point_digest(len(self.items)), 0) if self.terms.pauses else 0
+        """The seconds since the request before, if upstream's cache had expired at one that ends
+        here; else 0."""
+        return (
+            dict(self.terms.pauses).get(self.point_digest(len(self.items)), 0)
+            if self.terms.pauses
+            else 0
+        )
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
         """The history together with the bytes of its entries."""

@@ -1,9 +1,10 @@
 """What stays of a moved text: a preview, and a reference to the file that holds all of it.
 
-A model knows a result by the call that it made: `/var/log/billing.log`, and not `tool_call_a41f9…txt`. So a file is
-named after the call, followed by a digest of the text: `billing.log.2e7dc01b9a01f2d4.txt`. A name depends only on the
-call, the text and the names before it, so it never changes as the history grows. It has only letters, digits, dots and
-underscores: a reader takes it out of a text with `[\\w.]+`, and nothing that shows it needs quotes.
+A model knows a result by the call that it made: `/var/log/billing.log`, and not
+`tool_call_a41f9…txt`. So a file is named after the call, followed by a digest of the text:
+`billing.log.2e7dc01b9a01f2d4.txt`. A name depends only on the call, the text and the names before
+it, so it never changes as the history grows. It has only letters, digits, dots and underscores: a
+reader takes it out of a text with `[\\w.]+`, and nothing that shows it needs quotes.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from proxy.plan.glimpse import beginning, glimpse, opened
 Spans = tuple[tuple[int, int], ...]
 
 CHUNK = 1 << 20
-"""Characters that are read at once: a few milliseconds at most, after which other threads get their turn."""
+"""Characters that are read at once: a few milliseconds at most, after which other threads get their
+turn."""
 PREVIEW_CHARS = 100
-"""Characters that stay of a moved result: enough to recognise it. The reference behind them takes some 60 tokens."""
-GLIMPSE_CHARS = 2_000  # characters of preview for a result that moves before the model has seen it: about one screen
+"""Characters that stay of a moved result: enough to recognise it. The reference behind them takes
+some 60 tokens."""
+# characters of preview for a result that moves before the model has seen it: about one screen
+GLIMPSE_CHARS = 2_000
 MEDIA_CHARS = 200  # characters of an image's name or address that are shown
 MARK = "(detailed result is stored in "
 
@@ -43,7 +47,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def digest(text: str) -> str:
-    """Return the first 32 hex digits of the text's SHA-256, the first of which are part of its file's name."""
+    """Return the first 32 hex digits of the text's SHA-256, the first of which are part of its
+    file's name."""
     seen = hashlib.sha256()
     for at in range(0, len(text), CHUNK):
         seen.update(text[at : at + CHUNK].encode("utf-8", "surrogatepass"))
@@ -71,12 +76,16 @@ def pointer(about: str, name: str, origin: str, shape: Shape) -> str:
     return f"[{about}]... {MARK}{shape.store_dir}/{name}; it can be shown again; {origin})"
 
 
-def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0, spans: Spans = ()) -> str:
-    """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
-    `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters,
-    and what the user said in these `spans` follows word for word."""
+def replacement(
+    text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0, spans: Spans = ()
+) -> str:
+    """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to
+    the file `name`. `origin` says what the text is, such as `result of read_log`. The preview has
+    at least the first `kept` characters, and what the user said in these `spans` follows word for
+    word."""
     shown = text if kept or spans else opened(text)
-    lines = f"{line_count(text)} lines, " if shown is text else ""  # the file of another text has other lines
+    # the file of another text has other lines
+    lines = f"{line_count(text)} lines, " if shown is text else ""
     reference = f"... {MARK}{shape.store_dir}/{name}; complete, {lines}{tokens} tokens; {origin})"
     if kept or spans:
         head = text[: max(shape.preview_chars, kept)]
@@ -88,20 +97,24 @@ def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, ke
     return "\n\n".join([f"{head}{reference}", *words])
 
 
-# -- what a moved text is called ---------------------------------------------------------------------------------------
+# -- what a moved text is called -------------------------------------------------------------------
 
 DIGITS = 16
-"""Hex digits of a text's digest in a file's name: 64 bits, which nobody guesses. Where two texts would get the same
-name, the later one gets all."""
+"""Hex digits of a text's digest in a file's name: 64 bits, which nobody guesses. Where two texts
+would get the same name, the later one gets all."""
 
-STEM_CHARS = 40  # the most characters of a name before its digest, and of a tool's name in a reference
-SAID, SAID_CHARS = 16, 200
-"""The most strings of a call that are kept as words for its result, and the most characters of each."""
+# the most characters of a name before its digest, and of a tool's name in a reference
+STEM_CHARS = 40
+SAID = 16
+SAID_CHARS = 200
+"""The most strings of a call that are kept as words for its result, and the most characters of
+each."""
 ABOUT_CHARS = 80  # characters of an argument that are shown to say what a file is
 RESULT_OF = "result of "  # precedes the tool's name where a text says what it is
-PARSED, VALUES = 64 << 10, 200
-"""Characters of arguments that are parsed, which takes less than a millisecond (of more, the beginning is read as
-text), and the most values that are looked at."""
+PARSED = 64 << 10
+VALUES = 200
+"""Characters of arguments that are parsed, which takes less than a millisecond (of more, the
+beginning is read as text), and the most values that are looked at."""
 
 _TEXT_CHARS = 1_000
 _TELLING = re.compile(r"path|file|ur[li]$|link|href")
@@ -109,7 +122,8 @@ _PATH = re.compile(
     r"(?<![\w.~@+-])[\w.~@+-]*(?:/[\w.@+-]+)+"
     r"|(?<![\w.@+-])\.*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}(?!\w)"
 )
-"""A path, or a name with an ending. It begins where its characters begin, so that each is looked at only twice."""
+"""A path, or a name with an ending. It begins where its characters begin, so that each is looked at
+only twice."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _odd = re.compile(r"[^A-Za-z0-9._-]+")
 _odd_in_name = re.compile(r"[^A-Za-z0-9._]+")
@@ -122,8 +136,10 @@ _BREAK = re.compile(rb"[^A-Za-z0-9._\\]+")
 _JSON_ESCAPE = re.compile(r"\A(?:u[0-9a-fA-F]{4}|[a-z])")
 """What follows the backslash of an escape in JSON, such as that of a line feed."""
 _MARKDOWN_ESCAPE = re.compile(r"\\+(?=[._])")
-_STEM_BYTES, _STEP = 160, 256 << 10
-"""Bytes before an ending that are looked at, in which every character of a stem may be escaped; and bytes of a step."""
+_STEM_BYTES = 160
+_STEP = 256 << 10
+"""Bytes before an ending that are looked at, in which every character of a stem may be escaped; and
+bytes of a step."""
 
 
 class Label(msgspec.Struct, frozen=True, gc=False):
@@ -131,16 +147,25 @@ class Label(msgspec.Struct, frozen=True, gc=False):
 
     stem: str  # the beginning of its file's name
     origin: str  # what the reference says that it is, such as `result of read_log`
-    about: str  # the same with the argument that identifies the call: `result of read_log /var/log/billing.log`
+    # the same with the argument that identifies the call: `result of read_log /var/log/billing.log`
+    about: str
     said: tuple[str, ...] = ()  # the strings of the call, by which a model may call the result
     tokens: int = 0  # what the stem and the origin add to a reference
 
     def size(self) -> int:
         """About how many bytes it takes."""
-        return 150 + len(self.stem) + len(self.origin) + len(self.about) + sum(60 + len(said) for said in self.said)
+        return (
+            150
+            + len(self.stem)
+            + len(self.origin)
+            + len(self.about)
+            + sum(60 + len(said) for said in self.said)
+        )
 
 
-ORIGINALS = Label("compressed_group", "summarised messages", "the original messages behind a summary")
+ORIGINALS = Label(
+    "compressed_group", "summarised messages", "the original messages behind a summary"
+)
 EARLIER = Label("", "", "from an earlier conversation of this user")
 NAMELESS = Label("", "", "")  # for measuring a reference before its label is known
 
@@ -150,7 +175,8 @@ def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
     tool = _odd.sub("_", tool[:SAID_CHARS]).strip("._-")[:STEM_CHARS] or "tool"
     values = [value for _, value in sorted(_strings(arguments), key=_rank)]
     stem, shown = next(
-        ((stem, value) for value in values if (stem := _stem(value))), (_safe(tool), "".join(values[:1]))
+        ((stem, value) for value in values if (stem := _stem(value))),
+        (_safe(tool), "".join(values[:1])),
     )
     origin = f"{RESULT_OF}{tool}"
     line = " ".join(shown[: 2 * ABOUT_CHARS].split())
@@ -168,20 +194,22 @@ def of_kind(kind: str, count: Callable[[str], int]) -> Label:
 
 
 def file_name(label: Label, digest: str, digits: int = DIGITS) -> str:
-    """Return the name of the file that holds a text with this digest. Every file system accepts it."""
+    """Return the name of the file that holds a text with this digest. Every file system accepts
+    it."""
     return f"{label.stem}.{digest[:digits]}.txt"
 
 
 def digest_in(name: str) -> str:
-    """Return the digest's beginning that `file_name` wrote into a name, or an empty string for any other name."""
+    """Return the digest's beginning that `file_name` wrote into a name, or an empty string for any
+    other name."""
     match = _DIGEST.search(name)
     return match[1] if match else ""
 
 
 def names_in(body: bytes, store_dir: str) -> frozenset[str]:
-    """Return the full names of files that a JSON body quotes, such as in the summary that a client made of its history.
-    A body without the last part of `store_dir` quotes none, which is cheap to see. Others are looked at in steps,
-    between which other threads have their turn."""
+    """Return the full names of files that a JSON body quotes, such as in the summary that a client
+    made of its history. A body without the last part of `store_dir` quotes none, which is cheap to
+    see. Others are looked at in steps, between which other threads have their turn."""
     place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
     found = set[str]()
     for begin in range(0, len(body), _STEP) if _quotes(body, place) else ():
@@ -192,7 +220,8 @@ def names_in(body: bytes, store_dir: str) -> frozenset[str]:
 
 
 def unescaped(text: str) -> str:
-    """Return a text that names files without the backslashes that Markdown puts before their underscores."""
+    """Return a text that names files without the backslashes that Markdown puts before their
+    underscores."""
     return _MARKDOWN_ESCAPE.sub("", text)
 
 
@@ -204,7 +233,8 @@ def _quotes(body: bytes, place: bytes) -> bool:
 
 
 def _stem_in(before: bytes) -> str:
-    """Return the beginning of a name from the JSON that precedes its ending; empty if there is none."""
+    """Return the beginning of a name from the JSON that precedes its ending; empty if there is
+    none."""
     last = unescaped(_BREAK.split(before)[-1].rstrip(b"\\").decode())
     _, escape, stem = last.rpartition("\\")
     return _JSON_ESCAPE.sub("", stem) if escape else stem
@@ -217,7 +247,8 @@ def paths(text: str) -> list[str]:
 
 
 def _strings(arguments: str) -> Iterator[tuple[str, str]]:
-    """Yield the strings of the arguments, each with the key that it is found under, outer ones first."""
+    """Yield the strings of the arguments, each with the key that it is found under, outer ones
+    first."""
     try:
         given = msgspec.json.decode(arguments) if len(arguments) <= PARSED else arguments
     except (ValueError, RecursionError):
@@ -238,7 +269,8 @@ def _strings(arguments: str) -> Iterator[tuple[str, str]]:
 
 
 def _rank(string: tuple[str, str]) -> int:
-    """Order the strings of a call by how well they identify it: paths and addresses, anything else, then contents."""
+    """Order the strings of a call by how well they identify it: paths and addresses, anything else,
+    then contents."""
     key, value = string
     if not _TELLING.search(key.lower()):
         return 1
@@ -246,21 +278,27 @@ def _rank(string: tuple[str, str]) -> int:
 
 
 def _words(tool: str, values: list[str]) -> Iterator[str]:
-    """Yield what a model may call the result: the strings of the call, the paths in them, and the tool."""
+    """Yield what a model may call the result: the strings of the call, the paths in them, and the
+    tool."""
     named = (path for value in values if not _is_name(value) for path in paths(value))
     yield from (word for word in chain(values, named) if len(word) <= SAID_CHARS)
     yield tool
 
 
 def _stem(value: str) -> str:
-    """Return a short name for what a string means; empty if it tells nothing, or looks like a secret."""
+    """Return a short name for what a string means; empty if it tells nothing, or looks like a
+    secret."""
     if _is_name(value):
         candidates = [value]
     else:
         line = value.strip().splitlines()[0]
         named = paths(line)
         with_ending = [path for path in named if "." in path.rpartition("/")[2]]
-        candidates = [*with_ending[::-1], *named[::-1], " ".join(re.findall(r"\w[\w.]*", line[:_TEXT_CHARS])[:3])]
+        candidates = [
+            *with_ending[::-1],
+            *named[::-1],
+            " ".join(re.findall(r"\w[\w.]*", line[:_TEXT_CHARS])[:3]),
+        ]
     return next((stem for candidate in candidates if (stem := _last(candidate))), "")
 
 
@@ -270,7 +308,8 @@ def _is_name(value: str) -> bool:
 
 
 def _last(path: str) -> str:
-    """Return the last component of a path or address in characters that every file system accepts."""
+    """Return the last component of a path or address in characters that every file system
+    accepts."""
     path = path.strip()
     if scheme := _SCHEME.match(path):
         path = re.split(r"[?#]", path[scheme.end() :], maxsplit=1)[0]

@@ -1,8 +1,8 @@
 """What providers charge for input, for policies that do not say: the one table of prices.
 
-Reads and writes of a cache are in the price of plain input, which is 1; `input_price` is in USD for a million tokens.
-The model's name finds the row, because a gateway can have any address. Models with public weights are found by their
-provider's host only, because anybody may serve them.
+Reads and writes of a cache are in the price of plain input, which is 1; `input_price` is in USD for
+a million tokens. The model's name finds the row, because a gateway can have any address. Models
+with public weights are found by their provider's host only, because anybody may serve them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import msgspec
 class Prices(msgspec.Struct, frozen=True):
     """What the input of some models costs, and where that was read."""
 
-    models: str  # what they are called, with spaces between; in a result, also "this machine" or "unknown"
+    # what they are called, with spaces between; in a result, also "this machine" or "unknown"
+    models: str
     cached_read: float
     cache_write: float
     input_price: float | None = None  # None: the list does not say
-    long_above: int | None = None  # above this many tokens, all input of a request costs `long_factor` times as much
+    # above this many tokens, all input of a request costs `long_factor` times as much
+    long_above: int | None = None
     long_factor: float = 2.0
     source: str = ""  # where and in which month this was read
     cache_lifetime: int | None = None
-    """Seconds after which upstream's cache has certainly lost what nobody read; None if the provider does not say."""
+    """Seconds after which upstream's cache has certainly lost what nobody read; None if the
+    provider does not say."""
 
     def factor(self, prompt: int) -> float:
         """How many times the usual price a prompt of so many tokens costs."""
@@ -38,7 +41,8 @@ class PriceList(msgspec.Struct, frozen=True):
 
     provider: str
     hosts: tuple[str, ...]
-    anywhere: tuple[str, ...]  # how its models' names begin, if only this provider has them, wherever they are served
+    # how its models' names begin, if only this provider has them, wherever they are served
+    anywhere: tuple[str, ...]
     source: str
     newest: Prices
     named: tuple[Prices, ...]
@@ -105,7 +109,8 @@ PRICE_LISTS = (
     ),
     PriceList(
         "Gemini",
-        ("generativelanguage.googleapis.com",),  # others of Google's serve everybody's models, which names tell
+        # others of Google's serve everybody's models, which names tell
+        ("generativelanguage.googleapis.com",),
         ("gemini",),
         "https://ai.google.dev/gemini-api/docs/pricing, 2026-10",
         Prices("gemini", 0.1, 1.0),
@@ -137,7 +142,10 @@ PRICE_LISTS = (
         (),
         "https://api-docs.deepseek.com/quick_start/pricing (off-peak), 2026-11",
         Prices("deepseek", 0.02, 1.0),
-        (Prices("deepseek-flash deepseek-v4-flash", 0.02, 1.0, 0.15), Prices("deepseek-v4-pro", 0.033, 1.0, 0.66)),
+        (
+            Prices("deepseek-flash deepseek-v4-flash", 0.02, 1.0, 0.15),
+            Prices("deepseek-v4-pro", 0.033, 1.0, 0.66),
+        ),
     ),
 )
 
@@ -146,14 +154,16 @@ FREE = Prices("this machine", 0.0, 1.0, source="no price list: reading a cache t
 ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
 """For models of no list."""
 _AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
-"""The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would be escaped."""
+"""The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would
+be escaped."""
 _NAME = 200  # characters of a model's name that are looked at
 _OTHER = r"-(\d|(mini|nano|lite|pro)(?![a-z]))"
 _DATE = re.compile(r"-?20\d\d-?[01]\d-?[0-3]\d")
 
 
 def price_of(base_url: str, model: str = "") -> Prices:
-    """Return what this model's input costs at this address. Without a model: what the host's newest models cost."""
+    """Return what this model's input costs at this address. Without a model: what the host's newest
+    models cost."""
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:
@@ -162,9 +172,10 @@ def price_of(base_url: str, model: str = "") -> Prices:
 
 
 def cache_lifetime(base_url: str, model: str, body: bytes) -> int | None:
-    """Return the seconds for which upstream keeps in its cache what nobody reads; None if that is not known. A gateway
-    on this machine has the provider's cache behind it. Only Anthropic says when an entry ends
-    (platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11). OpenAI names a least lifetime (openai
+    """Return the seconds for which upstream keeps in its cache what nobody reads; None if that is
+    not known. A gateway on this machine has the provider's cache behind it. Only Anthropic says
+    when an entry ends (platform.claude.com/docs/en/build-with-claude/prompt-caching, 2026-11).
+    OpenAI names a least lifetime (openai
     3.57.0)."""
     lifetime = _looked_up(urlsplit(base_url).hostname or "", model[:_NAME].lower()).cache_lifetime
     return 3600 if lifetime and _AN_HOUR.search(body) else lifetime
@@ -186,24 +197,35 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _looked_up(host: str, model: str) -> Prices:
-    """The row with the longest name in this model's, of the host's list or else of the list that has such names."""
+    """The row with the longest name in this model's, of the host's list or else of the list that
+    has such names."""
     model = _plain(_DATE.sub("", model))
-    lists = [one for one in PRICE_LISTS if any(f".{host}".endswith(f".{known}") for known in one.hosts)]
-    lists = lists or [one for one in PRICE_LISTS if any(_has(model, start, "[a-z0-9]") for start in one.anywhere)]
+    lists = [
+        one for one in PRICE_LISTS if any(f".{host}".endswith(f".{known}") for known in one.hosts)
+    ]
+    lists = lists or [
+        one for one in PRICE_LISTS if any(_has(model, start, "[a-z0-9]") for start in one.anywhere)
+    ]
     if not lists:
         return ASSUMED
     rows = {name: row for row in lists[0].named for name in row.models.split()}
     # `gpt-5` is not in `gpt-5-7` or `gpt-5-mini`: other models.
-    found = max((name for name in rows if _has(model, name, rf"[a-z0-9]|{_OTHER}")), key=len, default="")
+    found = max(
+        (name for name in rows if _has(model, name, rf"[a-z0-9]|{_OTHER}")), key=len, default=""
+    )
     row = rows.get(found, lists[0].newest)
-    return msgspec.structs.replace(row, source=lists[0].source, cache_lifetime=lists[0].cache_lifetime)
+    return msgspec.structs.replace(
+        row, source=lists[0].source, cache_lifetime=lists[0].cache_lifetime
+    )
 
 
 def _has(model: str, name: str, but: str) -> bool:
-    """Whether a model's name has this one in it, without more of a word before it, and without `but` behind it."""
+    """Whether a model's name has this one in it, without more of a word before it, and without
+    `but` behind it."""
     return re.search(rf"(?<![a-z0-9]){_plain(name)}(?!{but})", model) is not None
 
 
 def _plain(name: str) -> str:
-    """The name with one spelling of versions: `claude-opus-4.5` and `claude-opus-4-5` are the same."""
+    """The name with one spelling of versions: `claude-opus-4.5` and `claude-opus-4-5` are the
+    same."""
     return re.sub(r"[._@]", "-", name)

@@ -1,8 +1,10 @@
-"""Old history → one snapshot: the file of originals, the task for the model, and the record that its answer holds.
+"""Old history → one snapshot: the file of originals, the task for the model, and the record that
+its answer holds.
 
-All functions here turn text into text. A model's answer is hostile input, because the model has read tool results, so
-all work on it is linear. Models round numbers, misspell ids and leave out paths. So we find these *details* in the old
-history, in one pass over its lines, and add those that the model left out.
+All functions here turn text into text. A model's answer is hostile input, because the model has
+read tool results, so all work on it is linear. Models round numbers, misspell ids and leave out
+paths. So we find these *details* in the old history, in one pass over its lines, and add those that
+the model left out.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from proxy.plan.preview import DIGITS
 PROMPT_VERSION = "2"  # part of a record's key, so that a changed prompt makes new summaries
 HEADER = "\n### "
 """What stands before the title of each message in a file of originals."""
-OPEN, CLOSE = "<state_snapshot>", "</state_snapshot>"
-TASK_TOKENS = 500  # tokens of the task with the fences and the fault that it may name. The task itself takes 300.
+OPEN = "<state_snapshot>"
+CLOSE = "</state_snapshot>"
+# tokens of the task with the fences and the fault that it may name. The task itself takes 300.
+TASK_TOKENS = 500
 WINDOW_SHARE = 0.9
-"""The share of a window that a call may use: other vocabularies need more tokens than ours for the same text."""
+"""The share of a window that a call may use: other vocabularies need more tokens than ours for the
+same text."""
 SCRATCHPAD_TOKENS = 8_000
-"""Tokens that a reply may take besides the record, for scratchpad and reasoning. Every call states the limit."""
-LEAST_HISTORY, LEAST_TURN = 500, 100
+"""Tokens that a reply may take besides the record, for scratchpad and reasoning. Every call states
+the limit."""
+LEAST_HISTORY = 500
+LEAST_TURN = 100
 """The fewest tokens of history that are worth a call, and of a shortened text with its title."""
 SHARES = {Role.TOOL: 1, Role.ASSISTANT: 2, Role.USER: 4}
 """How much longer a text may be than a tool's before it is shortened."""
@@ -65,7 +72,8 @@ RETRY = "\n\nYour last answer could not be used: {fault}. Answer again, with the
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A message, or one of its texts, for the file of originals. An example title is `12 tool call_17 web_search`."""
+    """A message, or one of its texts, for the file of originals. An example title is `12 tool
+    call_17 web_search`."""
 
     title: str
     text: str
@@ -85,12 +93,15 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
     window: int | None = None  # the context window that such a refusal names, in tokens
     finished: bool = False  # the model ended its text by itself, and was not cut off
     again: Callable[[bytes], bytes] | None = None
-    """If upstream does not know a member of the call: the body → the body that it should understand."""
-    refused: bool = False  # upstream refused the call for its form, so that a call of another form may succeed
+    """If upstream does not know a member of the call: the body → the body that it should
+    understand."""
+    # upstream refused the call for its form, so that a call of another form may succeed
+    refused: bool = False
 
 
 def originals(turns: Iterable[Section]) -> str:
-    """Return the content of the file of originals: for each section, a header line and the unchanged text."""
+    """Return the content of the file of originals: for each section, a header line and the
+    unchanged text."""
     return "".join(f"{HEADER}{turn.title}\n{turn.text}" for turn in turns)[1:]
 
 
@@ -100,16 +111,19 @@ def file_name(link: bytes) -> str:
 
 
 def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
-    """Return the last message of a summary call. It states the size in words, three for every four tokens, as models
-    cannot count tokens. The model gets two thirds of them, and the exact details that we add get the rest."""
+    """Return the last message of a summary call. It states the size in words, three for every four
+    tokens, as models cannot count tokens. The model gets two thirds of them, and the exact details
+    that we add get the rest."""
     text = TASK.format(words=snapshot_tokens // 2, store_dir=store_dir)
     return text + (RETRY.format(fault=fault) if fault else "")
 
 
 def fenced(history: str, earlier: str, instruction: str) -> str:
-    """Return the history in a fence that no text in it can close. The task is last, because models follow that best."""
+    """Return the history in a fence that no text in it can close. The task is last, because models
+    follow that best."""
     fence = "==="
-    if fence in history or fence in earlier:  # a line with the texts' own digest, which no text can contain
+    # a line with the texts' own digest, which no text can contain
+    if fence in history or fence in earlier:
         digest = hashlib.sha256(history.encode("utf-8", "surrogatepass"))
         digest.update(earlier.encode("utf-8", "surrogatepass"))
         fence = f"=== {digest.hexdigest()[:32]} ==="
@@ -118,10 +132,13 @@ def fenced(history: str, earlier: str, instruction: str) -> str:
 
 
 def block(text: str, messages: int, path: str, earlier: Sequence[str] = ()) -> str:
-    """Return the snapshot as it appears in the context. It replaces the `messages` messages that are stored at `path`,
-    and those of the snapshots before it, which are stored at `earlier`: the newest are named, newest first."""
+    """Return the snapshot as it appears in the context. It replaces the `messages` messages that
+    are stored at `path`, and those of the snapshots before it, which are stored at `earlier`: the
+    newest are named, newest first."""
     listed = ", ".join(earlier[: -EARLIER - 1 : -1])
-    more = f" and {len(earlier) - EARLIER} older files beside them" if len(earlier) > EARLIER else ""
+    more = (
+        f" and {len(earlier) - EARLIER} older files beside them" if len(earlier) > EARLIER else ""
+    )
     before = f"(The messages before those: {listed}{more})\n" if earlier else ""
     return f"{NOTICE}\n\n{framed(text, messages, path, before)}"
 
@@ -137,23 +154,25 @@ def longest_reply(snapshot_tokens: int) -> int:
 
 
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
-    """Return the tokens of a model's window for the history of one summary call, and for its reply. The rest of the
-    window holds the task and the record so far. A small window shortens the scratchpad rather than the history, but the
-    reply always has room for a scratchpad of half a record."""
+    """Return the tokens of a model's window for the history of one summary call, and for its reply.
+    The rest of the window holds the task and the record so far. A small window shortens the
+    scratchpad rather than the history, but the reply always has room for a scratchpad of half a
+    record."""
     room = int(window * WINDOW_SHARE) - TASK_TOKENS - snapshot_tokens
     reply = min(max(room // 3, snapshot_tokens * 3 // 2), longest_reply(snapshot_tokens))
     return max(room - reply, LEAST_HISTORY), reply
 
 
-# -- a history in few calls --------------------------------------------------------------------------------------------
+# -- a history in few calls ------------------------------------------------------------------------
 
 
 def fitted(
     turns: Sequence[Section], limit: int, calls: int, count: Callable[[str], int], whole: str
 ) -> list[list[Section]]:
-    """Return the turns in at most `calls` groups of at most `limit` tokens. If they do not fit, shorten them first.
-    `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. If the
-    turns are so many that little is left of each, the oldest are left out."""
+    """Return the turns in at most `calls` groups of at most `limit` tokens. If they do not fit,
+    shorten them first. `whole` is the path where everything can be read. The longest texts lose the
+    most, and each loses its middle. If the turns are so many that little is left of each, the
+    oldest are left out."""
     sizes = [count(turn.text) + count(turn.title) for turn in turns]
     room = limit * calls
     while room:
@@ -168,40 +187,58 @@ def fitted(
             left -= size
         if left >= 0 and len(groups) <= calls:
             return groups
-        room = room * 9 // 10  # the notes about omitted text take room, too, and so do the ends of groups
+        # the notes about omitted text take room, too, and so do the ends of groups
+        room = room * 9 // 10
     return [[]]
 
 
 def _shortened(
-    turns: Sequence[Section], sizes: Sequence[int], room: int, limit: int, count: Callable[[str], int], whole: str
+    turns: Sequence[Section],
+    sizes: Sequence[int],
+    room: int,
+    limit: int,
+    count: Callable[[str], int],
+    whole: str,
 ) -> list[Section]:
-    """Return the turns in `room` tokens, each in at most `limit`, not counting a note that replaces the oldest ones."""
+    """Return the turns in `room` tokens, each in at most `limit`, not counting a note that replaces
+    the oldest ones."""
     shares = [SHARES.get(turn.role, max(SHARES.values())) for turn in turns]
 
     def allowed(level: int) -> list[int]:
         return [min(size, share * level, limit) for size, share in zip(sizes, shares, strict=True)]
 
-    level = bisect_right(range(max(sizes, default=0)), room, key=lambda level: sum(allowed(level + 1)))
+    level = bisect_right(
+        range(max(sizes, default=0)), room, key=lambda level: sum(allowed(level + 1))
+    )
     tokens = allowed(max(level, LEAST_TURN))
-    first, needed = 0, sum(tokens)
+    first = 0
+    needed = sum(tokens)
     while needed > room:
         needed -= tokens[first]
         first += 1
     kept: list[Section] = []
     if first:
         kept.append(
-            Section(turns[0].title, f"[… old texts are left out from here on; they are in {whole} …]", Role.TOOL)
+            Section(
+                turns[0].title,
+                f"[… old texts are left out from here on; they are in {whole} …]",
+                Role.TOOL,
+            )
         )
     for turn, size, most in zip(turns[first:], sizes[first:], tokens[first:], strict=True):
         kept += [turn] if size <= most else _without_middle(turn, size, most, count, whole)
     return kept
 
 
-def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str) -> list[Section]:
-    """Return the turn in at most `tokens`: two thirds are its head, one third its tail. Nothing if nothing fits."""
+def _without_middle(
+    turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str
+) -> list[Section]:
+    """Return the turn in at most `tokens`: two thirds are its head, one third its tail. Nothing if
+    nothing fits."""
     keep = len(turn.text) * tokens // size
     while keep > 0:
-        head, tail = keep - keep // 3, keep // 3
+        head = keep - keep // 3
+        tail = keep // 3
         note = f"[… the middle is left out here; the whole text is in {whole} …]"
         text = f"{turn.text[:head]}\n{note}\n{turn.text[len(turn.text) - tail :]}"
         actual = count(text) + count(turn.title)
@@ -211,25 +248,37 @@ def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str]
     return []
 
 
-# -- the record in an answer -------------------------------------------------------------------------------------------
+# -- the record in an answer -----------------------------------------------------------------------
 
-THOUGHT_TOKENS, TOKEN_CHARS = 64_000, 8
-"""The most tokens that a model may think aloud before its record, and the characters assumed for a token: twice as many
-as English has. A longer answer comes from a model that repeats itself without end, and is rejected unread."""
-KEPT_WHOLE, SHORTENED = 2, 8
-"""A record may take so many times the tokens that it was given: up to the first it is taken as it is, up to the second
-its longest sections are shortened. A longer one repeats itself more than it records."""
+THOUGHT_TOKENS = 64_000
+TOKEN_CHARS = 8
+"""The most tokens that a model may think aloud before its record, and the characters assumed for a
+token: twice as many as English has. A longer answer comes from a model that repeats itself without
+end, and is rejected unread."""
+KEPT_WHOLE = 2
+SHORTENED = 8
+"""A record may take so many times the tokens that it was given: up to the first it is taken as it
+is, up to the second its longest sections are shortened. A longer one repeats itself more than it
+records."""
 REFERENCES = 40  # the most stored results that a record names. `grep` finds the others.
 
-_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)  # what the task wants to be replaced. Weak models copy it.
-_section = re.compile(r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>")
+# what the task wants to be replaced. Weak models copy it.
+_ASKED_FOR = re.findall(r">([^<>\n]{20,})</", TASK)
+_section = re.compile(
+    r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>"
+)
 _markup = re.compile(r"<[^<>]*>")
-_tag = re.compile(r"<(?=/?\s*(?:state_snapshot|exact_details|stored_results|system|developer)\b)", re.IGNORECASE)
-_reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
+_tag = re.compile(
+    r"<(?=/?\s*(?:state_snapshot|exact_details|stored_results|system|developer)\b)", re.IGNORECASE
+)
+_reference = re.compile(
+    r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE
+)
 
 
 class Unusable(ValueError):
-    """The model's answer cannot be used as a snapshot. The text gives the reason, for the retry and the log."""
+    """The model's answer cannot be used as a snapshot. The text gives the reason, for the retry and
+    the log."""
 
 
 def accept(
@@ -241,9 +290,9 @@ def accept(
     finished: bool = False,
     originals: str = "",
 ) -> str:
-    """Return the neutralised record in a usable answer. Raises Unusable. `finished`: the model ended its answer by
-    itself, so that a missing closing tag means no missing text. A record that is too long says where it was shortened,
-    and that everything is in the file of `originals`."""
+    """Return the neutralised record in a usable answer. Raises Unusable. `finished`: the model
+    ended its answer by itself, so that a missing closing tag means no missing text. A record that
+    is too long says where it was shortened, and that everything is in the file of `originals`."""
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
@@ -256,9 +305,16 @@ def accept(
     if tokens > SHORTENED * snapshot_tokens:
         raise Unusable(f"it is {tokens} tokens long and must stay below {snapshot_tokens}")
     if tokens > KEPT_WHOLE * snapshot_tokens or tokens >= replaced_tokens:
-        # Weak models copy what they should record, and do so again if they are told that it is too long.
-        starts = [0, *(match.start() for match in _section.finditer(text) if match.start()), len(text)]
-        sections = [Section("", text[start:end].strip(), Role.ASSISTANT) for start, end in pairwise(starts)]
+        # Weak models copy what they should record, and do so again if they are told that it is too
+        # long.
+        starts = [
+            0,
+            *(match.start() for match in _section.finditer(text) if match.start()),
+            len(text),
+        ]
+        sections = [
+            Section("", text[start:end].strip(), Role.ASSISTANT) for start, end in pairwise(starts)
+        ]
         [kept] = fitted(sections, min(snapshot_tokens, replaced_tokens // 2), 1, count, originals)
         text = "\n".join(section.text for section in kept)
         if not text or count(text) >= replaced_tokens:
@@ -267,8 +323,9 @@ def accept(
 
 
 def _inside(answer: str, finished: bool) -> str:
-    """Return the text of the last record in an answer: it is between a closing tag and the first opening tag before it.
-    Weaker models forget the closing tag or both, and write a fence. Raises Unusable if there is none."""
+    """Return the text of the last record in an answer: it is between a closing tag and the first
+    opening tag before it. Weaker models forget the closing tag or both, and write a fence. Raises
+    Unusable if there is none."""
     records = [part.partition(OPEN)[2] for part in answer.split(CLOSE)[:-1] if OPEN in part]
     if records:
         return records[-1].strip()
@@ -283,7 +340,8 @@ def _inside(answer: str, finished: bool) -> str:
 
 
 def _without(text: str, *names: str) -> str:
-    """Return the text without what is between these tags. A tag that is never closed hides nothing."""
+    """Return the text without what is between these tags. A tag that is never closed hides
+    nothing."""
     for name in names:
         *hiding, rest = text.split(f"</{name}>")
         text = "".join([*(part.partition(f"<{name}>")[0] for part in hiding), rest])
@@ -301,10 +359,13 @@ def written(text: str) -> str:
 
 
 def completed(text: str, details: str, references: Iterable[str]) -> str:
-    """Return the record with exact details, which are lines, and with a line for each stored result."""
+    """Return the record with exact details, which are lines, and with a line for each stored
+    result."""
     listed = "\n".join(f"- {line}" for line in references)
     parts = {"exact_details": neutral(details), "stored_results": neutral(listed)}
-    return "\n".join([text, *(f"<{name}>\n{lines}\n</{name}>" for name, lines in parts.items() if lines)])
+    return "\n".join(
+        [text, *(f"<{name}>\n{lines}\n</{name}>" for name, lines in parts.items() if lines)]
+    )
 
 
 def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> list[str]:
@@ -318,19 +379,24 @@ def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> lis
     return kept
 
 
-# -- exact details -----------------------------------------------------------------------------------------------------
+# -- exact details ---------------------------------------------------------------------------------
 
 READ_CHARS = 4 << 20  # characters of the newest texts that are read, in a second or two
-ERROR_CHARS, DETAIL_CHARS = 400, 160  # characters of a line that may as a whole be an error, and of a detail
-CONTEXT_WORDS, CONTEXT_CHARS = 3, 48  # the most words, and characters, before a detail that are shown with it
-PER_TEXT, TRIED = 12, 200
-"""The most new details that one text adds, so that a log does not push out all others, and the most of the newest
-details, and of the most frequent ones, that are measured for one snapshot."""
+# characters of a line that may as a whole be an error, and of a detail
+ERROR_CHARS, DETAIL_CHARS = 400, 160
+# the most words, and characters, before a detail that are shown with it
+CONTEXT_WORDS, CONTEXT_CHARS = 3, 48
+PER_TEXT = 12
+TRIED = 200
+"""The most new details that one text adds, so that a log does not push out all others, and the most
+of the newest details, and of the most frequent ones, that are measured for one snapshot."""
 
 _break = re.compile(r"\n|\\n(?![a-z])")
-"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
+"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that
+may be a path."""
 _error = re.compile(
-    r"error|exception|fail(?:ed|ure)|fatal|panic|denied|refused|timed out|traceback|cannot |not found|abort", re.I
+    r"error|exception|fail(?:ed|ure)|fatal|panic|denied|refused|timed out|traceback|cannot |not found|abort",
+    re.I,
 )
 _word = re.compile(r"[^\s\"'`<>(){}\[\],;|]+")
 _time = re.compile(r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}|[0-9]{1,2}:[0-9]{2}(:|$)")
@@ -349,8 +415,8 @@ _divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
 
 
 def details(texts: Sequence[Section], known: str, room: int, count: Callable[[str], int]) -> str:
-    """Return lines with the newest and the most frequent details of these texts, which are ordered from old to new, in
-    at most `room` tokens. What the text `known` has is left out."""
+    """Return lines with the newest and the most frequent details of these texts, which are ordered
+    from old to new, in at most `room` tokens. What the text `known` has is left out."""
     newest, seen = found(texts)
     frequent = [exact for exact, times in seen.most_common(TRIED) if times > 1]
     chosen: list[str] = []
@@ -366,8 +432,9 @@ def details(texts: Sequence[Section], known: str, room: int, count: Callable[[st
 
 
 def found(texts: Sequence[Section]) -> tuple[dict[str, str], Counter[str]]:
-    """Return the details of these texts, the newest first, as they are shown, and how often somebody mentions each.
-    What the user or the model says counts three times as much as what a tool printed."""
+    """Return the details of these texts, the newest first, as they are shown, and how often
+    somebody mentions each. What the user or the model says counts three times as much as what a
+    tool printed."""
     shown: dict[str, str] = {}
     seen: Counter[str] = Counter()
     left = READ_CHARS
@@ -397,11 +464,17 @@ def _in_line(line: str) -> dict[str, str]:
         if _number.fullmatch(word):
             if _unit.fullmatch(following):
                 here[f"{word} {following}"] = f"{_before(line, start)}{word} {following}"
-            elif len(word) > 1 and line[max(start - 4, 0) : start].rstrip(" \"'").endswith((":", "=")):
+            elif len(word) > 1 and line[max(start - 4, 0) : start].rstrip(" \"'").endswith(
+                (":", "=")
+            ):
                 here[f"{_before(line, start)}{word}"] = f"{_before(line, start)}{word}"
         elif _path.fullmatch(word) or _file.fullmatch(word) or "://" in word:
             here[word] = word
-        elif len(word) > 2 and any(map(str.isdigit, word)) and any(one.isalpha() or one == "%" for one in word):
+        elif (
+            len(word) > 2
+            and any(map(str.isdigit, word))
+            and any(one.isalpha() or one == "%" for one in word)
+        ):
             here[word] = f"{_before(line, start)}{word}"
         if len(here) >= PER_TEXT:
             break
@@ -411,5 +484,7 @@ def _in_line(line: str) -> dict[str, str]:
 def _before(line: str, start: int) -> str:
     """Return the words of the line just before `start`, which say what the detail is."""
     before = _divider.split(line[max(start - CONTEXT_CHARS, 0) : start])[-1]
-    words = " ".join(before.replace('"', "").replace("'", "").split()[-CONTEXT_WORDS:]).lstrip(" -*#")
+    words = " ".join(before.replace('"', "").replace("'", "").split()[-CONTEXT_WORDS:]).lstrip(
+        " -*#"
+    )
     return f"{words} " if words and line[start - 1].isspace() else words

@@ -1,15 +1,17 @@
-"""The values of a turn that dialects and requests share: the client's request, the form in which it is sent, and what
-became of it.
+"""The values of a turn that dialects and requests share: the client's request, the form in which it
+is sent, and what became of it.
 
-A turn is one request of a client: as many rounds with upstream as it takes, and one reply. If upstream refuses a
-round, the request is sent in another form:
+A turn is one request of a client: as many rounds with upstream as it takes, and one reply. If
+upstream refuses a round, the request is sent in another form:
 
     as planned ──refused──> without the addition that the refusal names ──refused──> as the client sent it
 
-What the refusal names may be thinking that no longer fits what precedes it: then the client's own request also goes
-without, as we may have changed earlier ones, and if that does not help, exactly as the client sent it.
+What the refusal names may be thinking that no longer fits what precedes it: then the client's own
+request also goes without, as we may have changed earlier ones, and if that does not help, exactly
+as the client sent it.
 
-The client sees only a refusal of its own bytes, except those that no other form of the request would avoid.
+The client sees only a refusal of its own bytes, except those that no other form of the request
+would avoid.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from proxy import rawjson
 
 
 class State(Enum):
-    """Where a turn is: about to send, reading a reply, waiting for the answers of our tools, or finished."""
+    """Where a turn is: about to send, reading a reply, waiting for the answers of our tools, or
+    finished."""
 
     READY = auto()
     READING = auto()
@@ -40,7 +43,8 @@ class WrongState(RuntimeError):
 
 
 class Broken(ValueError):
-    """Upstream's reply cannot be continued: it stopped within one of our calls, or it is larger than any limit."""
+    """Upstream's reply cannot be continued: it stopped within one of our calls, or it is larger
+    than any limit."""
 
 
 class Usage(msgspec.Struct):
@@ -51,16 +55,18 @@ class Usage(msgspec.Struct):
     cached: int = 0  # those of the prompt that upstream's cache held
     written: int = 0  # those of the prompt that upstream wrote to its cache
     cache_told: bool = False  # whether upstream said anything of its cache
-    largest: int = 0  # the prompt of one round, the largest: upstream has shown that it takes so many
-    hidden: int = 0  # those of the completion tokens that belong to rounds after which another one followed
+    # the prompt of one round, the largest: upstream has shown that it takes so many
+    largest: int = 0
+    # those of the completion tokens that belong to rounds after which another one followed
+    hidden: int = 0
     said: int = 0  # rounds of which upstream said what it counted
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """How later requests go on from a reply with hidden rounds, and find it again, if upstream keeps the history. The
-    client knows the reply by the id `shown`, and upstream keeps it as several `rounds`, in order. The entries `after`
-    belong between the last one and what the client adds. `reply` is the whole reply as the client saw it; empty if it
-    has no end."""
+    """How later requests go on from a reply with hidden rounds, and find it again, if upstream
+    keeps the history. The client knows the reply by the id `shown`, and upstream keeps it as
+    several `rounds`, in order. The entries `after` belong between the last one and what the client
+    adds. `reply` is the whole reply as the client saw it; empty if it has no end."""
 
     shown: str
     rounds: tuple[str, ...]
@@ -69,22 +75,24 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """A request that the `model` refused after the hidden rounds `before`. Upstream gave a token with which another
-    model takes it for less, if not a byte of it is different."""
+    """A request that the `model` refused after the hidden rounds `before`. Upstream gave a token
+    with which another model takes it for less, if not a byte of it is different."""
 
     model: str
     before: tuple[bytes, ...]
 
 
 class Hidden(msgspec.Struct, frozen=True):
-    """What a reply hid from the client, to be put back into the client's next request. `before` goes in front of the
-    reply that the client saw, and `after` directly follows it. `instead` replaces the reply where the model wrote
-    another one than the client saw: a JSON array of its messages or items. None: it is as the client saw it."""
+    """What a reply hid from the client, to be put back into the client's next request. `before`
+    goes in front of the reply that the client saw, and `after` directly follows it. `instead`
+    replaces the reply where the model wrote another one than the client saw: a JSON array of its
+    messages or items. None: it is as the client saw it."""
 
     before: tuple[bytes, ...]
     instead: bytes | None
     after: tuple[bytes, ...]
-    sizes: tuple[int, ...] = ()  # the tokens of each entry in `before` and `after`; empty as long as nobody counted
+    # the tokens of each entry in `before` and `after`; empty as long as nobody counted
+    sizes: tuple[int, ...] = ()
     api: str = ""  # the name of the dialect in which all of this is written
     model: str = ""  # the model that wrote it
 
@@ -94,7 +102,7 @@ class Hidden(msgspec.Struct, frozen=True):
         return sum(self.sizes)
 
 
-# -- why, and in which form, a request is sent -------------------------------------------------------------------------
+# -- why, and in which form, a request is sent -----------------------------------------------------
 
 
 class Reason(StrEnum):
@@ -108,20 +116,24 @@ class Reason(StrEnum):
     TOO_MANY_MESSAGES = "too_many_messages"
     TOO_MANY_TOOLS = "too_many_tools"
     TOO_MANY_MEMBERS = "too_many_members"
-    FIELD = "field"  # our tools do not go with one of the request's fields, which the log names as `obstacle`
+    # our tools do not go with one of the request's fields, which the log names as `obstacle`
+    FIELD = "field"
     SUMMARY = "summary"
     BUSY = "busy"
     BUG = "bug"  # before the reply began
     REFUSED = "refused"
 
     def words(self, obstacle: str = "", unknown: Collection[str] = ()) -> str:
-        """Say in a sentence why a request has no plan. `unknown` are the members that we do not know."""
+        """Say in a sentence why a request has no plan. `unknown` are the members that we do not
+        know."""
         if obstacle in map(_shown, unknown):
             return (
                 f"sent as it came: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "
                 "the policy's `upstream.members`"
             )
-        why = _OBSTACLES.get(obstacle) or (f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self])
+        why = _OBSTACLES.get(obstacle) or (
+            f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self]
+        )
         return f"sent as it came: {_UPSTREAM_COMPACTS if obstacle.startswith('compact') else why}"
 
 
@@ -152,22 +164,27 @@ class Addition(StrEnum):
     """What we add to a client's request. Metrics and the log show these values."""
 
     USAGE = "usage"  # the wish to have the usage of a stream reported
-    PLACE = "place"  # the place of the snapshot: a system message of ours, or text at the end of the client's
+    # the place of the snapshot: a system message of ours, or text at the end of the client's
+    PLACE = "place"
     THINKING = "thinking"
-    """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
+    """The client's signed thinking, which upstream takes only behind what it took before. We have
+    changed that."""
     LOOSE = "loose"
     """Our tools as they usually are: not strict, although all of the client's are."""
     ANY = "any"
-    """No addition in particular: upstream takes the conversation as the client sent it and not as we changed it."""
+    """No addition in particular: upstream takes the conversation as the client sent it and not as
+    we changed it."""
 
 
 class Verdict(Enum):
     """A refusal for another reason than our additions."""
 
     OVERFLOW = auto()  # the request has too many tokens
-    GENERATION = auto()  # the model wrote something that upstream could not use. The same request may succeed.
+    # the model wrote something that upstream could not use. The same request may succeed.
+    GENERATION = auto()
     FINAL = auto()
-    """Whatever we left out would not help: safety, credentials, quota, an unknown model, a fault of upstream's own."""
+    """Whatever we left out would not help: safety, credentials, quota, an unknown model, a fault of
+    upstream's own."""
 
 
 Complaint = Addition | Verdict
@@ -175,10 +192,12 @@ Complaint = Addition | Verdict
 REPLANS = 2  # how often a request is planned again because it is too long
 
 REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE, Addition.LOOSE))
-"""What a changed request can do without. Without our tools no reference could be followed, so nothing would be left."""
+"""What a changed request can do without. Without our tools no reference could be followed, so
+nothing would be left."""
 
 FORGIVING = frozenset((Addition.THINKING,))
-"""What is changed in the client's own request if upstream is only asked to drop thinking that no longer fits."""
+"""What is changed in the client's own request if upstream is only asked to drop thinking that no
+longer fits."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -199,20 +218,38 @@ class Form(msgspec.Struct, frozen=True):
         """Why the request is sent as the client sent it, or `Reason.NONE`."""
         return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
 
-    def after(self, complaint: Complaint, carried: frozenset[Addition], *, changed: bool = True) -> Form | None:
-        """Return what to try after this complaint, or None if upstream's refusal must go to the client. `carried` is
-        what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the wish to have
-        thinking dropped was added to them, else with `ANY`. `changed` is whether we may have changed an earlier
-        request of the conversation."""
+    def after(
+        self, complaint: Complaint, carried: frozenset[Addition], *, changed: bool = True
+    ) -> Form | None:
+        """Return what to try after this complaint, or None if upstream's refusal must go to the
+        client. `carried` is what was changed in the refused request: empty for the client's own
+        bytes, `FORGIVING` if only the wish to have thinking dropped was added to them, else with
+        `ANY`. `changed` is whether we may have changed an earlier request of the conversation."""
         tried = replace(self, bare_refused=self.bare_refused or not carried)
         if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
             return replace(tried, replanned=self.replanned + 1)
-        if complaint is Addition.THINKING and changed and complaint not in self.without and not self.in_vain:
-            return replace(tried, without=self.without | {complaint}, blamed=self.blamed | {complaint})
-        if not carried or complaint is Verdict.FINAL or (carried == FORGIVING and self.bare_refused):
+        if (
+            complaint is Addition.THINKING
+            and changed
+            and complaint not in self.without
+            and not self.in_vain
+        ):
+            return replace(
+                tried, without=self.without | {complaint}, blamed=self.blamed | {complaint}
+            )
+        if (
+            not carried
+            or complaint is Verdict.FINAL
+            or (carried == FORGIVING and self.bare_refused)
+        ):
             return None
         if carried == FORGIVING:
-            return replace(tried, without=self.without - FORGIVING, blamed=self.blamed - FORGIVING, in_vain=True)
+            return replace(
+                tried,
+                without=self.without - FORGIVING,
+                blamed=self.blamed - FORGIVING,
+                in_vain=True,
+            )
         if complaint is Verdict.GENERATION and not self.repeated:
             return replace(tried, repeated=True)
         if isinstance(complaint, Addition):
@@ -225,7 +262,7 @@ class Form(msgspec.Struct, frozen=True):
         return None if self.bare_refused else replace(tried, without=tried.without | {Addition.ANY})
 
 
-# -- the client's request ----------------------------------------------------------------------------------------------
+# -- the client's request --------------------------------------------------------------------------
 
 ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
 
@@ -233,8 +270,8 @@ MAX_NAME = 40  # the most characters that a log or a header shows of a member's 
 MAX_PATH = 100
 """The same of a path."""
 _NAMELESS = re.compile(r"[^\w.\[\]-]", re.ASCII)
-"""Characters that are in no API's names of members. They are replaced, so that clients cannot write into a log or a
-header."""
+"""Characters that are in no API's names of members. They are replaced, so that clients cannot write
+into a log or a header."""
 
 
 def _shown(name: str, most: int = MAX_NAME) -> str:
@@ -253,7 +290,8 @@ def unknown_words(sealed: str) -> str:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan counts in."""
+    """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan
+    counts in."""
 
     body: bytes
     members: dict[str, Raw]  # all top-level members as raw JSON
@@ -262,23 +300,32 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool
     tools: Raw  # the client's tool definitions; `null` where it sent none
     reply_tokens: int  # how many tokens the client reserved for the reply; 0 where it did not say
-    names: tuple[str, str] | None  # what our two tools are called in this request; None where there is no room for them
-    theirs: frozenset[str]  # those of our tools' names that the client has for tools of its own, in any case
+    # what our two tools are called in this request; None where there is no room for them
+    names: tuple[str, str] | None
+    # those of our tools' names that the client has for tools of its own, in any case
+    theirs: frozenset[str]
     obstacle: str
-    """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    """The field that keeps us from offloading, because our tools do not work with it. Empty: there
+    is none."""
     forbids_ours: bool = False
-    """Whether the model may not call our tools, as `tool_choice` says, so that it could not read what was moved."""
+    """Whether the model may not call our tools, as `tool_choice` says, so that it could not read
+    what was moved."""
     unknown: tuple[str, ...] = ()
-    """The top-level members that we do not know. They may mean anything, so the history is not touched."""
-    preamble: Raw = rawjson.NULL  # text that precedes the history and is no part of it; `null` where there is none
+    """The top-level members that we do not know. They may mean anything, so the history is not
+    touched."""
+    # text that precedes the history and is no part of it; `null` where there is none
+    preamble: Raw = rawjson.NULL
     unsent: bool = False
-    """Whether upstream keeps this beginning of a conversation, so that its client may never send it again."""
-    continues: str = ""  # the id of an earlier reply, if upstream keeps the history and the request goes on from there
+    """Whether upstream keeps this beginning of a conversation, so that its client may never send it
+    again."""
+    # the id of an earlier reply, if upstream keeps the history and the request goes on from there
+    continues: str = ""
     credit: str = ""
     """Upstream's token for a request that it refused, if this one is the same for another model."""
 
     def obstacle_beside(self, known: Collection[str]) -> str:
-        """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""
+        """Return the obstacle, or an unknown member that is not among these `known` ones; empty if
+        there is none."""
         name = self.obstacle or next((name for name in self.unknown if name not in known), "")
         return _shown(name)
 
@@ -289,8 +336,11 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def shape(self) -> str:
-        """Stands for its members' names, which decide whether upstream takes our additions: JSON mode, for example."""
-        return hashlib.sha256("\n".join(sorted(self.members)).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        """Stands for its members' names, which decide whether upstream takes our additions: JSON
+        mode, for example."""
+        return hashlib.sha256(
+            "\n".join(sorted(self.members)).encode("utf-8", "surrogatepass")
+        ).hexdigest()[:16]
 
     @property
     def size(self) -> int:
@@ -299,7 +349,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Unplannable(ValueError):
-    """This is not a request that we can read, or it has too many parts. It goes upstream unchanged."""
+    """This is not a request that we can read, or it has too many parts. It goes upstream
+    unchanged."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
         super().__init__(message)

@@ -1,6 +1,8 @@
-"""Loads all of policies/*.yaml or none of it, says what is wrong or contradicts itself, and reloads when files change.
+"""Loads all of policies/*.yaml or none of it, says what is wrong or contradicts itself, and reloads
+when files change.
 
-A rule's sections are overlaid when the file is loaded, so that a bad rule fails then and not at a later request.
+A rule's sections are overlaid when the file is loaded, so that a bad rule fails then and not at a
+later request.
 """
 
 from __future__ import annotations
@@ -27,14 +29,27 @@ from proxy.plan.prices import ASSUMED, price_of
 from proxy.plan.texts import ResultRole, ResultRule
 from proxy.policies.format import Document, Path, PolicyFile, duration, explained, reference, schema
 from proxy.policies.tenants import CALLER, Policies
-from proxy.policy import LISTED, PROFILES, ArchiveUse, Inject, Mode, Offload, Policy, Profile, Sections, Tools, Upstream
+from proxy.policy import (
+    LISTED,
+    PROFILES,
+    ArchiveUse,
+    Inject,
+    Mode,
+    Offload,
+    Policy,
+    Profile,
+    Sections,
+    Tools,
+    Upstream,
+)
 
 __all__ = ["Policies", "duration", "reference", "schema"]
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 0.5
-"""Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""
+"""Seconds between two looks at the directory. A change takes effect at the second look, within the
+promised 2 s."""
 
 BUILT_IN: Mapping[str, str] = {"default": "{}"}
 """One policy for everybody, with all defaults and the client's own key."""
@@ -76,13 +91,17 @@ def parse(
 ) -> PolicySource:
     """Parse one file's text. `name` is used in errors. `stem` is the file's name without `.yaml`.
 
-    `base_url` is used if the file has none. An `alone` policy is not served: it needs no callers, and their keys do not
-    matter. Raises PolicyError, which names the file, the line, the key and what was expected there.
+    `base_url` is used if the file has none. An `alone` policy is not served: it needs no callers,
+    and their keys do not matter. Raises PolicyError, which names the file, the line, the key and
+    what was expected there.
     """
-    document, is_default = Document(text, name, environment), stem == "default"
+    document = Document(text, name, environment)
+    is_default = stem == "default"
     value = document.value
     if isinstance(value, dict):
-        value = overlay({"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value)
+        value = overlay(
+            {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}, value
+        )
     try:
         written = _convert(value, PolicyFile)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -102,12 +121,15 @@ def parse(
     if alone:
         return PolicySource(document, policy, (), is_default)
     keys = tuple(_keys(document, written, environment))
-    warnings = tuple(str(document.error(path, reason)) for path, reason in _contradictions(value, policy))
+    warnings = tuple(
+        str(document.error(path, reason)) for path, reason in _contradictions(value, policy)
+    )
     return PolicySource(document, policy, keys, is_default, warnings)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` overridden by `above`. Mappings merge key by key, and any other value is replaced."""
+    """Return `below` overridden by `above`. Mappings merge key by key, and any other value is
+    replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -117,14 +139,17 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> Policy:
-    """Return the policy with what is written, and with its rules. `own` is what differs in one API's upstream."""
+    """Return the policy with what is written, and with its rules. `own` is what differs in one
+    API's upstream."""
 
     def without_address(upstream: Mapping[str, Any]) -> dict[str, Any]:
         return {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS}
 
     shared = value.get("upstream", {})
     upstream = overlay(without_address(shared) if "base_url" in own else shared, own)
-    elsewhere = without_address(upstream) | {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
+    elsewhere = without_address(upstream) | {
+        key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()
+    }
     rules = []
     for rule in value.get("rules", ()):
         below = elsewhere if "base_url" in rule.get("upstream", {}) else upstream
@@ -133,9 +158,14 @@ def _ruled(policy: Policy, value: Mapping[str, Any], own: Mapping[str, Any]) -> 
 
 
 def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
-    """Return the policy with these sections, and with what their profile and upstream set where they say nothing."""
-    upstream, offload = _convert(value.get("upstream", {}), Upstream), value.get("offload", {})
-    known, (chosen, tools) = price_of(upstream.base_url), PROFILES[offload.get("profile", Profile.BALANCED)]
+    """Return the policy with these sections, and with what their profile and upstream set where
+    they say nothing."""
+    upstream = _convert(value.get("upstream", {}), Upstream)
+    offload = value.get("offload", {})
+    known, (chosen, tools) = (
+        price_of(upstream.base_url),
+        PROFILES[offload.get("profile", Profile.BALANCED)],
+    )
     prices = {"cached_read": known.cached_read, "cache_write": known.cache_write}
     return replace(
         policy,
@@ -147,7 +177,9 @@ def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
     )
 
 
-def _keys(document: Document, written: PolicyFile, environment: Mapping[str, str]) -> Iterator[tuple[bytes, Path]]:
+def _keys(
+    document: Document, written: PolicyFile, environment: Mapping[str, str]
+) -> Iterator[tuple[bytes, Path]]:
     for index, key in enumerate(written.api_keys):
         path: Path = ("api_keys", index)
         if (key.sha256 is None) == (key.env is None):
@@ -179,7 +211,8 @@ def _parts(policy: Policy) -> Iterator[tuple[Path, Policy]]:
 
 def _caller_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[_Said]:
     """Yield what is wrong in who may use the policy, and with whose key."""
-    by, lends = policy.identity, is_default and any(upstream.api_key for upstream in policy.upstreams)
+    by = policy.identity
+    lends = is_default and any(upstream.api_key for upstream in policy.upstreams)
     faults: list[tuple[object, Path, str]] = [
         (CALLER.search(policy.tenant), ("tenant",),
          "a name that ends like this could be taken for one caller of another tenant"),
@@ -197,31 +230,46 @@ def _caller_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> 
     ]  # fmt: skip
     upstreams = [((*path, "upstream"), part.upstream) for path, part in _parts(policy)]
     upstreams += [(("upstreams", api), own.upstream) for api, own in policy.by_api.items()]
-    text = "every stranger could use this key; expected `open: true` at the top level if that is meant"
+    text = (
+        "every stranger could use this key; expected `open: true` at the top level if that is meant"
+    )
     lent = lends and not written.open
-    faults += [(lent and upstream.api_key, (*path, "api_key"), text) for path, upstream in upstreams]
+    faults += [
+        (lent and upstream.api_key, (*path, "api_key"), text) for path, upstream in upstreams
+    ]
     yield from ((path, text) for wrong, path, text in faults if wrong)
 
 
 def _section_faults(policy: Policy) -> Iterator[_Said]:
     """Yield what is wrong in the sections for each API and model."""
     for path, part in (found for one in (policy, *policy.by_api.values()) for found in _parts(one)):
-        offload, window, place = part.offload, part.upstream.context_window, (*path, "offload")
+        offload = part.offload
+        window = part.upstream.context_window
+        place = (*path, "offload")
         if offload.cache_write < offload.cached_read:
-            yield (*place, "cache_write"), "expected at least `cached_read`: no cache is cheaper to write than read"
+            yield (
+                (*place, "cache_write"),
+                "expected at least `cached_read`: no cache is cheaper to write than read",
+            )
         for index, rule in enumerate(offload.results):
             if isinstance(rule, ResultRule) and rule.role is ResultRole.USER and not rule.prefix:
                 text = "expected a `prefix`: without one, all that users say is results"
                 yield (*place, "results", index), text
-        if window is not None and offload.compress.snapshot_tokens >= window and offload.mode in _SUMMARISING:
+        if (
+            window is not None
+            and offload.compress.snapshot_tokens >= window
+            and offload.mode in _SUMMARISING
+        ):
             text = f"expected less than `upstream.context_window` ({window} tokens), as the snapshot has to fit in"
             yield (*place, "compress", "snapshot_tokens"), text
 
 
 def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]:
-    """Yield the path of a written key for each pair that cannot both mean what they say, and what happens instead.
+    """Yield the path of a written key for each pair that cannot both mean what they say, and what
+    happens instead.
 
-    `value` has the sections as they are written. Whoever switches the mode off for a while keeps the rest.
+    `value` has the sections as they are written. Whoever switches the mode off for a while keeps
+    the rest.
     """
 
     def at(sections: Any, key: str) -> Any:
@@ -229,11 +277,15 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             sections = sections.get(name) if isinstance(sections, Mapping) else None
         return sections
 
-    said, rules = set[str](), value.get("rules", ())
+    said = set[str]()
+    rules = value.get("rules", ())
     parts = [*zip(_parts(policy), (value, *rules), strict=True)]
     for api, own in value.get("upstreams", {}).items():
         parts.append(((("upstreams", api), policy.by_api[api]), {"upstream": own}))
-        parts += [((("rules", index), rule), rules[index]) for index, rule in enumerate(policy.by_api[api].rules)]
+        parts += [
+            ((("rules", index), rule), rules[index])
+            for index, rule in enumerate(policy.by_api[api].rules)
+        ]
     for (path, part), written in parts:
         for key, other, holds, text in _pairs(part) if part.offload.mode is not Mode.OFF else ():
             keys = [one for one in (key, other) if one]
@@ -245,23 +297,34 @@ def _contradictions(value: Mapping[str, Any], policy: Policy) -> Iterator[_Said]
             warning = f"`{key.rpartition('.')[2]}`{shown} {text}"
             if holds and (place or inherited) and warning not in said:
                 said.add(warning)
-                place = (place or "").removeprefix("upstream.") if path[:1] == ("upstreams",) else place
+                place = (
+                    (place or "").removeprefix("upstream.") if path[:1] == ("upstreams",) else place
+                )
                 yield (*path, *(place.split(".") if place else ())), warning
     for index, rule in enumerate(policy.rules):
         if before := policy.shadowing(index):
-            yield ("rules", index, "model"), f"`{rule.model}` is for no model: `{before}` comes first and matches all"
+            yield (
+                ("rules", index, "model"),
+                f"`{rule.model}` is for no model: `{before}` comes first and matches all",
+            )
 
 
 def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
-    """Return a key, another one that it may be written about instead, when something is to be said, and what.
+    """Return a key, another one that it may be written about instead, when something is to be said,
+    and what.
 
-    With another one, or the key once more, it is also said of a rule or an API that only inherits the key.
+    With another one, or the key once more, it is also said of a rule or an API that only inherits
+    the key.
     """
     offload, mode, window = part.offload, part.offload.mode, part.upstream.context_window or 0
     ceiling = Room(window or None).ceiling(offload.max_total_tokens)
-    upstream, most, snapshot = "upstream.context_window", "offload.max_total_tokens", offload.compress.snapshot_tokens
-    read, pinned = "tools.max_retrieved_tokens", "offload.pin_user_tokens"
-    free, unpriced = offload.cached_read == 0, price_of(part.upstream.base_url) is ASSUMED
+    upstream = "upstream.context_window"
+    most = "offload.max_total_tokens"
+    snapshot = offload.compress.snapshot_tokens
+    read = "tools.max_retrieved_tokens"
+    pinned = "offload.pin_user_tokens"
+    free = offload.cached_read == 0
+    unpriced = price_of(part.upstream.base_url) is ASSUMED
     return [
         (most, upstream, ceiling < offload.max_total_tokens,
          f"is more than {CEILING_SHARE:.0%} of `context_window` ({window:,}): history moves above {ceiling:,} tokens"),
@@ -315,7 +378,8 @@ def load(
     base_url: str | None = None,
     built_in: Mapping[str, str] = BUILT_IN,
 ) -> Policies:
-    """Load every `*.yaml` in `directory`, or without one what is built in. `base_url` is used if a file has none.
+    """Load every `*.yaml` in `directory`, or without one what is built in. `base_url` is used if a
+    file has none.
 
     Raises PolicyError with a line for each bad file.
     """
@@ -328,7 +392,8 @@ def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
 
 
 class PolicyLoader:
-    """Holds the policies in force. A reload replaces `current` as a whole. Requests keep the set they began with."""
+    """Holds the policies in force. A reload replaces `current` as a whole. Requests keep the set
+    they began with."""
 
     def __init__(
         self,
@@ -348,15 +413,19 @@ class PolicyLoader:
         self._built_in = built_in
         self._told = told
         self.last: tuple[float, str] | None = None
-        """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
+        """When the last reload was, in seconds since the epoch, and why it failed; empty if it did
+        not."""
         self.current = self._load()
 
     def reload(self) -> bool:
-        """Load the directory again. If it is bad, keep the old policies, log the reason, and return False."""
+        """Load the directory again. If it is bad, keep the old policies, log the reason, and return
+        False."""
         fault = ""
         try:
             self.current = self._load()
-            logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
+            logger.info(
+                "policies in force: %s", ", ".join(policy.tenant for policy in self.current.all())
+            )
         except PolicyError as error:
             fault = str(error)
         except Exception as error:
@@ -371,7 +440,8 @@ class PolicyLoader:
 
     async def watch(self) -> None:
         """Reload after every change and on SIGHUP, until cancelled."""
-        hangup, loop = asyncio.Event(), asyncio.get_running_loop()
+        hangup = asyncio.Event()
+        loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, hangup.set)
         before = self._files
@@ -380,7 +450,8 @@ class PolicyLoader:
                 async with asyncio.timeout(INTERVAL):
                     await hangup.wait()
             now = await loop.run_in_executor(None, _read, self._directory, self._built_in)
-            # Wait until nothing changes between two looks, because a half-written file is not an error.
+            # Wait until nothing changes between two looks, because a half-written file is not an
+            # error.
             if hangup.is_set() or (now == before and now != self._files):
                 hangup.clear()
                 await loop.run_in_executor(None, self.reload)
@@ -395,21 +466,26 @@ class PolicyLoader:
 
 
 class _Files(NamedTuple):
-    """The texts of a directory's policies, and why others cannot be read, which may pass without a change of theirs."""
+    """The texts of a directory's policies, and why others cannot be read, which may pass without a
+    change of theirs."""
 
     texts: Mapping[pathlib.Path, str]
     faults: Sequence[str]
 
 
 def _read(directory: pathlib.Path | None, built_in: Mapping[str, str]) -> _Files:
-    """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the links point to."""
+    """Read the policies; hidden files are editors' locks and, in a mounted ConfigMap, what the
+    links point to."""
     if directory is None:
-        return _Files({pathlib.Path("built-in", f"{name}.yaml"): text for name, text in built_in.items()}, [])
+        return _Files(
+            {pathlib.Path("built-in", f"{name}.yaml"): text for name, text in built_in.items()}, []
+        )
     try:
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     except OSError as error:
         return _Files({}, [f"{directory}: expected a directory of policies: {error.strerror}"])
-    texts, faults = dict[pathlib.Path, str](), list[str]()
+    texts = dict[pathlib.Path, str]()
+    faults = list[str]()
     for path in paths:
         if path.suffix == ".yml":
             faults.append(f"{path}: only *.yaml is read; name it {path.stem}.yaml")
@@ -435,22 +511,27 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _parsed(files: _Files, environment: Mapping[str, str], base_url: str | None) -> Policies:
-    sources, faults = list[PolicySource](), [*files.faults]
+    sources = list[PolicySource]()
+    faults = [*files.faults]
     for path, text in files.texts.items():
         try:
             sources.append(parse(text, str(path), path.stem, environment, base_url))
         except PolicyError as error:
             faults.append(str(error))
     if not faults:
-        tenants, keys = dict[str, str](), dict[bytes, str]()
+        tenants = dict[str, str]()
+        keys = dict[bytes, str]()
         for source in sources:
-            name, tenant = source.document.name, source.policy.tenant
+            name = source.document.name
+            tenant = source.policy.tenant
             if tenants.setdefault(tenant, name) != name:
                 said = f"{tenant} is the tenant of {tenants[tenant]} already"
                 faults.append(str(source.document.error(("tenant",), said)))
             for digest, place in source.keys:
                 if digest in keys:
-                    faults.append(str(source.document.error(place, f"the same key as {keys[digest]}")))
+                    faults.append(
+                        str(source.document.error(place, f"the same key as {keys[digest]}"))
+                    )
                 keys.setdefault(digest, source.document.place(place))
     if faults:
         raise PolicyError("\n".join(faults))

@@ -1,5 +1,5 @@
-"""What may be written in a policy file: YAML with lines, the types, and what is made from them: the JSON Schema, the
-tables of `docs/policies.md`, and the words of errors.
+"""What may be written in a policy file: YAML with lines, the types, and what is made from them: the
+JSON Schema, the tables of `docs/policies.md`, and the words of errors.
 
 Descriptions say what is expected; editors show them, and so do errors.
 """
@@ -19,7 +19,18 @@ from msgspec import Meta
 from proxy.errors import PolicyError
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.texts import ResultRule
-from proxy.policy import PROFILES, Compress, Identity, Limits, Offload, Profile, Sections, Tools, Upstream, says
+from proxy.policy import (
+    PROFILES,
+    Compress,
+    Identity,
+    Limits,
+    Offload,
+    Profile,
+    Sections,
+    Tools,
+    Upstream,
+    says,
+)
 
 Path = tuple[str | int, ...]
 """The path to a value: keys and 0-based indexes from the top."""
@@ -38,10 +49,12 @@ _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Document:
-    """A file's text: `value` in YAML's plain types, and the line of each key and item. Raises PolicyError if it is bad.
+    """A file's text: `value` in YAML's plain types, and the line of each key and item. Raises
+    PolicyError if it is bad.
 
-    The text is parsed to nodes first, because only nodes have line numbers and show repeated keys. `${VAR}` is replaced
-    after parsing, in each value, so that a variable's content can never become structure.
+    The text is parsed to nodes first, because only nodes have line numbers and show repeated keys.
+    `${VAR}` is replaced after parsing, in each value, so that a variable's content can never become
+    structure.
     """
 
     def __init__(self, text: str, name: str, environment: Mapping[str, str]) -> None:
@@ -53,36 +66,59 @@ class Document:
             self._loader = yaml.SafeLoader(text)
             root = self._loader.get_single_node()
             if root is None:
-                # A file is empty for a moment while it is being written. That must not count as a policy of defaults.
-                raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
+                # A file is empty for a moment while it is being written. That must not count as a
+                # policy of defaults.
+                raise PolicyError(
+                    f"{name}:1: the file is empty; a policy of defaults only is written {{}}"
+                )
             self.value = self._value(root, ())
         except yaml.MarkedYAMLError as error:
             at = error.problem_mark.line if error.problem_mark else 0
-            # Between braces or brackets, YAML reads `${` as the start of a mapping, but its message does not say so.
+            # Between braces or brackets, YAML reads `${` as the start of a mapping, but its message
+            # does not say so.
             unquoted = "${" in "".join(text.splitlines()[at : at + 1])
             hint = "; write ${NAME} in quotes here" if unquoted else ""
-            raise PolicyError(f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}") from error
+            raise PolicyError(
+                f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}"
+            ) from error
         except yaml.YAMLError as error:
-            raise PolicyError(f"{name}:1: not valid YAML: it has characters that are forbidden in YAML") from error
+            raise PolicyError(
+                f"{name}:1: not valid YAML: it has characters that are forbidden in YAML"
+            ) from error
         except RecursionError as error:
-            raise PolicyError(f"{name}:1: nested too deeply, or an alias contains itself") from error
+            raise PolicyError(
+                f"{name}:1: nested too deeply, or an alias contains itself"
+            ) from error
 
     def place(self, path: Path) -> str:
-        """Return the file and line of `path` as `FILE:LINE`. A path that is not in the file gets its parent's line."""
-        line = next((self._lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._lines), 1)
+        """Return the file and line of `path` as `FILE:LINE`. A path that is not in the file gets
+        its parent's line."""
+        line = next(
+            (
+                self._lines[path[:end]]
+                for end in range(len(path), -1, -1)
+                if path[:end] in self._lines
+            ),
+            1,
+        )
         return f"{self.name}:{line}"
 
     def error(self, path: Path, text: str, line: int | None = None) -> PolicyError:
-        """Return an error whose text begins with file, line and key, such as `rules[0].offload.mode`."""
+        """Return an error whose text begins with file, line and key, such as
+        `rules[0].offload.mode`."""
         place = self.place(path) if line is None else f"{self.name}:{line}"
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        key = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in path
+        ).removeprefix(".")
         return PolicyError(": ".join(filter(None, (place, key, text))))
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
         line = node.start_mark.line + 1
         self._lines.setdefault(path, line)
         if len(self._lines) > _MOST_VALUES:
-            raise self.error((), f"more than {_MOST_VALUES:,} values, with those that aliases repeat", line)
+            raise self.error(
+                (), f"more than {_MOST_VALUES:,} values, with those that aliases repeat", line
+            )
         if isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
@@ -90,12 +126,17 @@ class Document:
         try:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
-            # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool maybe`, `!!int ''`.
-            raise self.error(path, "cannot be read as YAML; put it in quotes if it is text", line) from error
+            # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool
+            # maybe`, `!!int ''`.
+            raise self.error(
+                path, "cannot be read as YAML; put it in quotes if it is text", line
+            ) from error
 
         def variable(match: re.Match[str]) -> str:
             if not _VARIABLE.fullmatch(match[0]):
-                raise self.error(path, "expected ${NAME} with the name of an environment variable", line)
+                raise self.error(
+                    path, "expected ${NAME} with the name of an environment variable", line
+                )
             if match[1] not in self._environment:
                 raise self.error(path, f"the environment variable {match[1]} is not set", line)
             return self._environment[match[1]]
@@ -105,14 +146,16 @@ class Document:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in node.value:
-            place, line = (*path, key.value), key.start_mark.line + 1
+            place = (*path, key.value)
+            line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
                 raise self.error(path, "a key must be plain text", line)
             if place in self._lines:
                 raise self.error(place, f"given twice, first on line {self._lines[place]}", line)
             self._lines[place] = line
             found = self._value(value, place)
-            # Two surprises of YAML: it reads `off` as false, and a section with nothing but comments as null.
+            # Two surprises of YAML: it reads `off` as false, and a section with nothing but
+            # comments as null.
             if found is not None or key.value not in _EMPTY_IS_DEFAULT:
                 values[key.value] = "off" if key.value == "mode" and found is False else found
         return values
@@ -143,7 +186,8 @@ class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What differs for some models. Sections are partial: a key that is left out is as in the policy."""
+    """What differs for some models. Sections are partial: a key that is left out is as in the
+    policy."""
 
     model: Annotated[str, says("a glob over the request's model, such as gpt-4.1*")]
     upstream: Upstream = msgspec.field(default_factory=Upstream)
@@ -152,14 +196,16 @@ class RuleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PolicyFile(Sections, frozen=True, kw_only=True):
-    """One tenant's policy as it is written. `default.yaml` serves the callers that no other file names."""
+    """One tenant's policy as it is written. `default.yaml` serves the callers that no other file
+    names."""
 
     tenant: Annotated[
         Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$(?!\n)")] | None,
         says("a name of 1 to 64 characters a-z, 0-9, _ and -; left out: the file's name"),
     ] = None
     api_keys: Annotated[
-        tuple[ApiKey, ...], says("whose requests these are: a list with `env` or `sha256` of each key")
+        tuple[ApiKey, ...],
+        says("whose requests these are: a list with `env` or `sha256` of each key"),
     ] = ()
     upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
     retention: Annotated[
@@ -185,9 +231,9 @@ TABLES: Mapping[str, str] = {
 }
 """The type of each section, by its place; the top level has an empty place."""
 
-SECTIONS: Mapping[str, str] = {re.sub(r".*\.|\[\]", "", place): name for place, name in TABLES.items()} | dict.fromkeys(
-    Upstreams.__struct_fields__, Upstream.__name__
-)
+SECTIONS: Mapping[str, str] = {
+    re.sub(r".*\.|\[\]", "", place): name for place, name in TABLES.items()
+} | dict.fromkeys(Upstreams.__struct_fields__, Upstream.__name__)
 """Each section's type, by its key."""
 
 
@@ -207,12 +253,24 @@ def duration(text: str) -> float | None:
 
 @cache
 def definitions() -> Mapping[str, Any]:
-    found: dict[str, Any] = msgspec.json.schema(PolicyFile)["$defs"]
+    found: dict[str, Any] = _described()["$defs"]
     return found
 
 
+def _described() -> dict[str, Any]:
+    """Return the schema, with each docstring on one line."""
+    made = msgspec.json.schema(PolicyFile)
+    for definition in made["$defs"].values():
+        if "description" in definition:
+            definition["description"] = " ".join(definition["description"].split())
+    return made
+
+
 def schema() -> bytes:
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(PolicyFile)}
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **_described(),
+    }
     # Editors see `${VAR}` before it is filled in.
     text = msgspec.json.encode(whole).replace(b'"pattern":"', rb'"pattern":"\\$\\{|')
     return msgspec.json.format(text, indent=2) + b"\n"
@@ -227,13 +285,26 @@ def reference() -> str:
     head: tuple[object, ...] = ("profile", *(f"`{key}`" for key in (*keys, "tools.inject")))
     profiles = [head]
     for profile, (chosen, tools) in PROFILES.items():
-        profiles.append((profile, *(f"{chosen[key]:,}" for key in keys), tools.get("inject", Tools().inject)))
+        profiles.append(
+            (profile, *(f"{chosen[key]:,}" for key in keys), tools.get("inject", Tools().inject))
+        )
 
     prices: list[tuple[object, ...]] = [
-        ("list", "models", "`cached_read`", "`cache_write`", "`input_price`", "dearer above", "source")
+        (
+            "list",
+            "models",
+            "`cached_read`",
+            "`cache_write`",
+            "`input_price`",
+            "dearer above",
+            "source",
+        )
     ]
     lists = [(one.provider, one.source, (*one.named, one.newest)) for one in PRICE_LISTS]
-    for provider, source, named in (*lists, *((one.models, one.source, (one,)) for one in (FREE, ASSUMED))):
+    for provider, source, named in (
+        *lists,
+        *((one.models, one.source, (one,)) for one in (FREE, ASSUMED)),
+    ):
         for row in named:
             first, last = (provider, source) if row is named[0] else ("", "")
             costs = row.cached_read, row.cache_write, row.input_price or "", row.long_above or ""
@@ -242,7 +313,10 @@ def reference() -> str:
     parts = ["## Profiles\n", _table(profiles), "## Prices\n", _table(prices)]
     for place, name in TABLES.items():
         about = definitions()[name]
-        rows = ((f"`{key}`", _default(value), _meaning(value)) for key, value in about["properties"].items())
+        rows = (
+            (f"`{key}`", _default(value), _meaning(value))
+            for key, value in about["properties"].items()
+        )
         parts += [f"## {f'`{place}`' if place else 'Top level'}\n", f"{about['description']}\n"]
         parts.append(_table([("key", "default", "meaning"), *rows]))
     return "\n".join(parts)
@@ -258,7 +332,8 @@ def _default(about: Mapping[str, Any]) -> str:
 
 
 def _meaning(about: Mapping[str, Any]) -> str:
-    """Return the description, with an enumeration's values or the title of the table of a section."""
+    """Return the description, with an enumeration's values or the title of the table of a
+    section."""
     parts = [str(about.get("description") or "")]
     name = str(about.get("$ref", "")).rpartition("/")[2]
     if title := next((place for place, kind in TABLES.items() if kind == name), ""):
@@ -282,15 +357,19 @@ _WORDS = {
 
 
 def explained(message: str) -> tuple[Path, str]:
-    """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms."""
+    """Return the path in one of msgspec's messages, and what was expected there, in YAML's
+    terms."""
     said, _, place = message.partition(" - at `$")
-    path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
+    path: Path = tuple(
+        int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place)
+    )
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
         return (*path, unknown[1]), _suggested(unknown[1], path)
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
         return path, f"expected the key `{missing[1]}`"
 
-    types, about = definitions(), dict[str, Any]()  # the schema of the key, merged with that of its enumeration
+    # the schema of the key, merged with that of its enumeration
+    types, about = definitions(), dict[str, Any]()
     *sections, key = ["", *(part for part in path if isinstance(part, str))]
     if sections and sections[-1] in SECTIONS:
         about = types[SECTIONS[sections[-1]]]["properties"].get(key, {})

@@ -1,8 +1,9 @@
 """Finds the tenant of a request and its caller, and decides which paths it may use. Does no I/O.
 
-A client is known by its key, or where the policy does not go by that, by a header, a claim of its token, or the body. A
-key that a policy lists vouches for whatever its holder says. Nobody vouches for the callers of default.yaml but
-upstream, when it accepts their request. So what upstream does not check must be too long to guess.
+A client is known by its key, or where the policy does not go by that, by a header, a claim of its
+token, or the body. A key that a policy lists vouches for whatever its holder says. Nobody vouches
+for the callers of default.yaml but upstream, when it accepts their request. So what upstream does
+not check must be too long to guess.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from proxy.errors import Unauthorized
 from proxy.policy import Identity, Policy, Upstream
 from proxy.upstream.headers import Header, Headers
 
-_NAMESPACE, _IDENTITY = b"offload-namespace-v1", "offload-identity-v1"
+_NAMESPACE = b"offload-namespace-v1"
+_IDENTITY = "offload-identity-v1"
 
 CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
-"""The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies` rejects it."""
+"""The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies`
+rejects it."""
 
 LEAST = 32
-"""The fewest characters of an identity that anybody could write; a UUID has 36. With a listed key, or in a token, it
-may be shorter."""
+"""The fewest characters of an identity that anybody could write; a UUID has 36. With a listed key,
+or in a token, it may be shorter."""
 
 LONGEST = 16 << 10
 """The most bytes of a member of the body, and of a token, that are looked into."""
@@ -52,17 +55,21 @@ _NO_CREDENTIALS = re.compile(rb"[^?]*(?:\?(?:(?:api-version|beta)=[\w.-]*&?)*)?"
 """A path and query without a credential, such as Azure's `subscription-key`."""
 
 _PREFIX = rb"(?:/v1|/openai(?:/v1|/deployments/[^/]+)?)?"
-_INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)")
+_INFERENCE = re.compile(
+    _PREFIX + rb"/(?:chat/completions|completions|embeddings|responses(?:/compact)?)"
+)
 _MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
 """Anthropic's, whose clients append `/v1` even to a base URL that has it."""
 _MODELS = re.compile(_PREFIX + rb"/models")
 
 _DECODINGS = 4
-"""A path still percent-encoded after this many decodings is refused, because each decoding costs time."""
+"""A path still percent-encoded after this many decodings is refused, because each decoding costs
+time."""
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One set of policies. `default` applies to keys that no file names. If it is None, they are refused."""
+    """One set of policies. `default` applies to keys that no file names. If it is None, they are
+    refused."""
 
     default: Policy | None
     named: tuple[Policy, ...]
@@ -78,17 +85,19 @@ class Policies(msgspec.Struct, frozen=True):
         return self.named if self.default is None else (self.default, *self.named)
 
     def tenant_for_key(self, key: bytes | None) -> Policy | None:
-        """Return the policy of this key, else the default policy. None means that the caller is refused."""
+        """Return the policy of this key, else the default policy. None means that the caller is
+        refused."""
         if key is None:
             return self.default
-        # A table lookup is safe without a constant-time comparison. Its timing can only reveal something about the
-        # digest, which no caller can steer towards that of a key. And Python compares bytes only after a hash with a
-        # random seed has matched.
+        # A table lookup is safe without a constant-time comparison. Its timing can only reveal
+        # something about the digest, which no caller can steer towards that of a key. And Python
+        # compares bytes only after a hash with a random seed has matched.
         return self.by_digest.get(hashlib.sha256(key).digest(), self.default)
 
 
 class Tenant(msgspec.Struct, frozen=True, dict=True):
-    """The tenant and caller of a request. `key_header` is the lower-case name of the header with the caller's key."""
+    """The tenant and caller of a request. `key_header` is the lower-case name of the header with
+    the caller's key."""
 
     policy: Policy
     namespace: str
@@ -114,9 +123,10 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
     def credential(self, upstream: Upstream, *, anthropic: bool = False) -> Header | None:
         """Return the header that replaces all the client's credentials, or None to pass those on.
 
-        The tenant's key goes into the header that carried the client's key, because an Azure client uses the header
-        that an Azure upstream reads. Anthropic reads keys from one header only, so a request for its API has that one.
-        `upstream` is the policy's upstream for the request's model.
+        The tenant's key goes into the header that carried the client's key, because an Azure client
+        uses the header that an Azure upstream reads. Anthropic reads keys from one header only, so
+        a request for its API has that one. `upstream` is the policy's upstream for the request's
+        model.
         """
         if upstream.api_key is None:
             return None
@@ -128,15 +138,18 @@ class Tenant(msgspec.Struct, frozen=True, dict=True):
 def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
     """Return the tenant of a request with these headers (raw, in any case).
 
-    If there are several keys, use the first that a policy names, else the first. Raises Unauthorized, with advice in
-    its text, if no policy applies.
+    If there are several keys, use the first that a policy names, else the first. Raises
+    Unauthorized, with advice in its text, if no policy applies.
     """
-    given = [(lower, value.strip()) for name, value in headers if (lower := name.lower()) in KEY_HEADERS]
+    given = [
+        (lower, value.strip()) for name, value in headers if (lower := name.lower()) in KEY_HEADERS
+    ]
     candidates = []
     for header in KEY_HEADERS:
         for name, value in given:
             key = value
-            if header == _AUTHORIZATION:  # a value without `Bearer` also identifies the caller, so it counts as a whole
+            # a value without `Bearer` also identifies the caller, so it counts as a whole
+            if header == _AUTHORIZATION:
                 scheme, _, token = value.partition(b" ")
                 key = token.strip() if scheme.lower() == b"bearer" else value
             if name == header and key:
@@ -148,17 +161,22 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
                 "Send yours as `Authorization: Bearer KEY`, `api-key: KEY` or `x-api-key: KEY`."
             )
         return Tenant(policies.default, namespace(policies.default, None), anonymous=True)
-    header, key, policy = next((found for found in candidates if found[2] is not policies.default), candidates[0])
+    header, key, policy = next(
+        (found for found in candidates if found[2] is not policies.default), candidates[0]
+    )
     if policy is None:
         raise Unauthorized(
             "This API key belongs to no tenant of this proxy. Its operator can add the key's SHA-256 to `api_keys` "
             "of a policy, or serve every key with a default.yaml."
         )
-    return Tenant(policy, namespace(policy, key), listed=policy is not policies.default, key_header=header)
+    return Tenant(
+        policy, namespace(policy, key), listed=policy is not policies.default, key_header=header
+    )
 
 
 def namespace(policy: Policy, key: bytes | None) -> str:
-    """Return a caller's namespace for records: the tenant's name and a digest that only the key's holder can derive."""
+    """Return a caller's namespace for records: the tenant's name and a digest that only the key's
+    holder can derive."""
     if policy.share_namespace:
         return policy.tenant
     caller = hmac.digest(key, _NAMESPACE, "sha256").hex()[:16] if key is not None else "anonymous"
@@ -176,7 +194,8 @@ def policy_of(namespace: str, policies: Policies) -> Policy | None:
 
 
 def retention(namespace: str, policies: Policies) -> float | None:
-    """Return for how many seconds to keep a namespace's records. None means for ever, also if its policy is gone."""
+    """Return for how many seconds to keep a namespace's records. None means for ever, also if its
+    policy is gone."""
     policy = policy_of(namespace, policies)
     return policy.retention if policy else None
 
@@ -184,16 +203,18 @@ def retention(namespace: str, policies: Policies) -> float | None:
 def allowed(path: bytes, policy: Policy, method: str) -> bool:
     """Return whether a request for `path` (raw, without the query) may go upstream.
 
-    A path with a dot segment may not. With the client's own key, every other path may. With the tenant's key, only
-    inference, the list of models and the paths in `relay` may, because that key also gives access to other callers'
-    data.
+    A path with a dot segment may not. With the client's own key, every other path may. With the
+    tenant's key, only inference, the list of models and the paths in `relay` may, because that key
+    also gives access to other callers' data.
     """
     if _climbs(path):
         return False
     if policy.upstream.api_key is None:
         return True
     plain = path.removesuffix(b"/")
-    if method == "POST" and any(paths.fullmatch(plain) for paths in (_INFERENCE, _MESSAGES, MESSAGES.vertex)):
+    if method == "POST" and any(
+        paths.fullmatch(plain) for paths in (_INFERENCE, _MESSAGES, MESSAGES.vertex)
+    ):
         return True
     if method in ("GET", "HEAD") and _MODELS.fullmatch(plain):
         return True
@@ -202,7 +223,8 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
 
 
 def _climbs(path: bytes) -> bool:
-    """Return whether a server that decodes this path, once or more, could find a `.` or `..` segment in it."""
+    """Return whether a server that decodes this path, once or more, could find a `.` or `..`
+    segment in it."""
     if b"." not in path and b"%" not in path:
         return False
     for _ in range(_DECODINGS):
@@ -219,15 +241,19 @@ def _climbs(path: bytes) -> bool:
 def identified(
     tenant: Tenant, headers: Headers, members: Mapping[str, Raw] | None = None, target: bytes = b""
 ) -> Tenant | None:
-    """Return the tenant with the namespace of the caller's identity, None if the request does not say it.
+    """Return the tenant with the namespace of the caller's identity, None if the request does not
+    say it.
 
-    `headers` are those that go upstream: it must be able to check what we go by. `members` are the body's.
+    `headers` are those that go upstream: it must be able to check what we go by. `members` are the
+    body's.
     """
-    by, value = tenant.policy.identity, ""
+    by = tenant.policy.identity
+    value = ""
     if not by.given or tenant.anonymous:
         return None
     if by.header:
-        # Several are one value (RFC 9110, 5.3): a second one makes nobody another client, or the key itself.
+        # Several are one value (RFC 9110, 5.3): a second one makes nobody another client, or the
+        # key itself.
         given = map(bytes.strip, headers.get_all(by.header.lower().encode()))
         value = b", ".join(filter(None, given)).decode("utf-8", "surrogateescape")
     elif by.jwt and _NO_CREDENTIALS.fullmatch(target):
@@ -240,8 +266,10 @@ def identified(
 
 
 def namespace_as(tenant: Tenant, value: str) -> str | None:
-    """Return the namespace of a caller whose identity has this value; None if callers are not known by such a value."""
-    by, said = tenant.policy.identity, value.encode("utf-8", "surrogatepass")
+    """Return the namespace of a caller whose identity has this value; None if callers are not known
+    by such a value."""
+    by = tenant.policy.identity
+    said = value.encode("utf-8", "surrogatepass")
     if not by.given or not value or (len(value) < LEAST and not by.jwt and not tenant.listed):
         return None
     return f"{tenant.name}-{hmac.digest(said, f'{_IDENTITY} {by}'.encode(), 'sha256').hex()[:16]}"
@@ -259,11 +287,17 @@ def described(by: Identity, *, listed: bool) -> str:
 
 
 def _claim(name: str, headers: Headers) -> str:
-    """Return a claim of the bearer token, which upstream verifies if it is the request's only credential."""
+    """Return a claim of the bearer token, which upstream verifies if it is the request's only
+    credential."""
     [token, *more] = headers.get_all(KEY_HEADERS[0]) or [b""]
     scheme, _, token = token.partition(b" ")
     payload = token.strip().split(b".")[1:2]
-    if more or any(map(headers.has, _OTHER_CREDENTIALS)) or scheme.lower() != b"bearer" or not payload:
+    if (
+        more
+        or any(map(headers.has, _OTHER_CREDENTIALS))
+        or scheme.lower() != b"bearer"
+        or not payload
+    ):
         return ""
     try:
         return _text(_at(_decoded(urlsafe_b64decode(payload[0] + b"==")), name))
@@ -272,7 +306,8 @@ def _claim(name: str, headers: Headers) -> str:
 
 
 def _at(value: Any, path: str) -> Any:
-    """Return what stands at a path, whose names may have dots. A text may be JSON, as in Claude Code's `user_id`."""
+    """Return what stands at a path, whose names may have dots. A text may be JSON, as in Claude
+    Code's `user_id`."""
     if not path:
         return value
     value = _decoded(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else value

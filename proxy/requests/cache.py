@@ -1,5 +1,5 @@
-"""What was measured before: messages, previews, and histories with their plan so far. Only new messages are decoded and
-counted, in a thread if that takes long."""
+"""What was measured before: messages, previews, and histories with their plan so far. Only new
+messages are decoded and counted, in a thread if that takes long."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from proxy.plan.turn import ENTRY
 from proxy.threads import NEW, WorkPool
 
 BATCH_BYTES = 512 << 10
-"""Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its batch."""
+"""Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its
+batch."""
 MESSAGE = 700
-"""Bytes that reading a small message counts as towards a batch: it takes time even if it is empty."""
-MESSAGES_BYTES, PREVIEWS_BYTES = 64 << 20, 32 << 20
-KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
+"""Bytes that reading a small message counts as towards a batch: it takes time even if it is
+empty."""
+MESSAGES_BYTES = 64 << 20
+PREVIEWS_BYTES = 32 << 20
+KEY_BYTES = ENTRY_BYTES + 112
+TEXT_BYTES = 40
 """Bytes of an entry and its key, and of a text beside its characters."""
 
 PAST_BYTES = 128 << 20
-"""Bytes of histories with the client's own bytes, and their messages, which are often in their own cache as well."""
+"""Bytes of histories with the client's own bytes, and their messages, which are often in their own
+cache as well."""
 LONG = 4
-"""A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
+"""A history is found by this many messages at its beginning, which include a reply. Shorter
+histories are not kept."""
 
 T = TypeVar("T")
 
@@ -44,7 +50,8 @@ class Counter(Protocol):
 
 
 class MessageCache:
-    """Reads messages by their bytes. A message is a pure function of its bytes, so no entry here ever becomes stale.
+    """Reads messages by their bytes. A message is a pure function of its bytes, so no entry here
+    ever becomes stale.
 
     `caller` names the namespace that work in the pool is done for.
     """
@@ -75,8 +82,8 @@ class MessageCache:
         *,
         then: Callable[[History], T],
     ) -> T:
-        """Return what `then` makes of the measured and folded history. If it continues an earlier request's, read only
-        the new messages.
+        """Return what `then` makes of the measured and folded history. If it continues an earlier
+        request's, read only the new messages.
 
         `size` is how many bytes it takes to look through it. Raises Unplannable.
         """
@@ -95,16 +102,21 @@ class MessageCache:
         def extended() -> T:
             longer = past.extended(messages)
             if key:
-                self._pasts.put((key, terms), (whole, longer), ENTRY_BYTES + len(whole) + longer.size())
+                self._pasts.put(
+                    (key, terms), (whole, longer), ENTRY_BYTES + len(whole) + longer.size()
+                )
             return then(longer)
 
         return await self.pool.run(caller, extended, max(size, (len(raws) + parts) * ENTRY))
 
-    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
-        """Return the known part of a history, the key by which it is found, and the whole history's bytes.
+    def _begun(
+        self, dialect: Dialect, raws: Sequence[Raw], terms: Terms
+    ) -> tuple[History, bytes, bytes]:
+        """Return the known part of a history, the key by which it is found, and the whole history's
+        bytes.
 
-        Bytes are compared, which is ten times as fast as a digest. A comma follows each message, so that one that goes
-        on differently is no longer the same.
+        Bytes are compared, which is ten times as fast as a digest. A comma follows each message, so
+        that one that goes on differently is no longer the same.
         """
         past = History(terms)
         if len(raws) < LONG:
@@ -118,7 +130,9 @@ class MessageCache:
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
-        variant, count, messages = _variant(dialect.name, reading, model), self.counter(model), list[Message]()
+        variant = _variant(dialect.name, reading, model)
+        count = self.counter(model)
+        messages = list[Message]()
 
         def read(batch: Sequence[Raw]) -> list[Message]:
             found = list[Message]()
@@ -132,7 +146,8 @@ class MessageCache:
             return found
 
         while len(messages) < len(raws):
-            at, weight = len(messages), 0
+            at = len(messages)
+            weight = 0
             end = at
             while weight <= BATCH_BYTES and end < len(raws):
                 weight += len(memoryview(raws[end])) + MESSAGE
@@ -142,28 +157,37 @@ class MessageCache:
         return messages
 
     def previews(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Previews:
-        """Return a function that returns messages with previews and references, from the cache if possible."""
-        variants = {first_preview: _variant(dialect.name, shape, first_preview) for first_preview in (False, True)}
+        """Return a function that returns messages with previews and references, from the cache if
+        possible."""
+        variants = {
+            first_preview: _variant(dialect.name, shape, first_preview)
+            for first_preview in (False, True)
+        }
 
         def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
             key = message.key + variants[first_preview]
             found = self._previews.get(key)
             if found is None:
-                found = with_previews(dialect, transcript.raws[index], message, shape, first_preview)
+                found = with_previews(
+                    dialect, transcript.raws[index], message, shape, first_preview
+                )
                 self._previews.put(key, found, KEY_BYTES + TEXT_BYTES + len(found))
             return found
 
         return make
 
     async def tool_tokens(self, raw: Raw, model: str, caller: str = "") -> int:
-        """Return the tokens of the client's tool definitions, cached because every request repeats the same array."""
+        """Return the tokens of the client's tool definitions, cached because every request repeats
+        the same array."""
         if rawjson.is_null(raw):
             return 0
         key = (await self.pool.run(caller, partial(digest, raw), len(memoryview(raw))), model)
         found = self._tools.get(key)
         if found is None:
-            found = await self.pool.run(caller, lambda: self.count(bytes(raw).decode("utf-8", "replace"), model))
+            found = await self.pool.run(
+                caller, lambda: self.count(bytes(raw).decode("utf-8", "replace"), model)
+            )
             self._tools.put(key, found)
         return found
 

@@ -3,8 +3,8 @@
     send a round ──> read its reply ──calls of our tools──> answer them ──> send the next round
                                     └──done──> record what the client does not see ──> end the client's reply
 
-`dialects.turn` decides what is sent and what the client sees. Here is its I/O: upstream, our tools, the store, threads,
-and the client's reply, in which no stream is silent for long.
+`dialects.turn` decides what is sent and what the client sees. Here is its I/O: upstream, our tools,
+the store, threads, and the client's reply, in which no stream is silent for long.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from proxy.upstream.headers import DIGESTS, Header, Headers, reply_headers
 T = TypeVar("T")
 
 PARSED = 32
-"""How many times as much it costs to parse a reply as to look through a request: 32 KiB take a thread."""
+"""How many times as much it costs to parse a reply as to look through a request: 32 KiB take a
+thread."""
 LINE = 32
 """Bytes that a line of a stream counts as, however short it is. A few bytes can be an event."""
 LAST_BYTES = 0.2
-"""Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
+"""Seconds that a stream has to end after its last event. Its connection is reused only if we read
+it to its end."""
 EARLY = 32 << 10
 """Most bytes of a stream that wait for its first event with data."""
 HEARTBEAT = 5.0
-"""Seconds without a sign of life after which the client gets one: many clients give up after 30 to 60 of them. The head
-of a stream waits just as long for the first event, which may be an error."""
+"""Seconds without a sign of life after which the client gets one: many clients give up after 30 to
+60 of them. The head of a stream waits just as long for the first event, which may be an error."""
 RETRIES = 2
 LONGEST_RETRY = 30.0
 """Most seconds of a `Retry-After` that we wait, because the client's reply stays open meanwhile."""
@@ -52,15 +54,19 @@ NOT_TAKEN = "This image or file cannot be shown again: the API that serves you d
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
-async def converse(turn: Turn, client: Exchange, io: Rounds, *, heartbeat: float = HEARTBEAT) -> Refusal | None:
-    """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing. Returns the refusal
-    after which the client's own request was sent, if there was one.
+async def converse(
+    turn: Turn, client: Exchange, io: Rounds, *, heartbeat: float = HEARTBEAT
+) -> Refusal | None:
+    """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing.
+    Returns the refusal after which the client's own request was sent, if there was one.
 
-    After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
-    raised for the record. A stream is never without a sign of life for longer than `heartbeat` seconds.
+    After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API,
+    and the fault is raised for the record. A stream is never without a sign of life for longer than
+    `heartbeat` seconds.
 
-    A refusal of the first round is raised. If a later round is refused, or the first one after the reply's head was
-    sent, before the client has seen anything of the reply, the client's own request is sent instead.
+    A refusal of the first round is raised. If a later round is refused, or the first one after the
+    reply's head was sent, before the client has seen anything of the reply, the client's own
+    request is sent instead.
     """
     try:
         return await _Conversation(turn, client, io).run(heartbeat)
@@ -77,7 +83,8 @@ async def converse(turn: Turn, client: Exchange, io: Rounds, *, heartbeat: float
 
 
 class _Conversation:
-    """The head of the reply waits for its first bytes, or for a silence: a stream's first event may be an error."""
+    """The head of the reply waits for its first bytes, or for a silence: a stream's first event may
+    be an error."""
 
     def __init__(self, turn: Turn, client: Exchange, io: Rounds) -> None:
         self._turn = turn
@@ -86,9 +93,11 @@ class _Conversation:
         self._headers = Headers()  # of upstream's first reply
         self._head: tuple[int, Headers] | None = None  # of the client's reply, once it is known
         self._writing = asyncio.Lock()
-        """Held from when the turn makes bytes until they are written, because events have numbers."""
+        """Held from when the turn makes bytes until they are written, because events have
+        numbers."""
         self._clock = asyncio.get_running_loop().time
-        self._signs, self._lived = 0, self._clock()  # the signs of life so far, and when the newest one was written
+        # the signs of life so far, and when the newest one was written
+        self._signs, self._lived = 0, self._clock()
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
         self._showing = False  # whether the newest answers have an image or a file
@@ -110,7 +119,8 @@ class _Conversation:
         while turn.state is not State.DONE:
             if turn.state is State.CALLING:
                 answers = await self._io.resolve(await self._run(lambda: turn.calls))
-                texts, parts = [one.text for one in answers], [one.part for one in answers]
+                texts = [one.text for one in answers]
+                parts = [one.part for one in answers]
                 self._showing = any(parts)
                 await self._run(partial(turn.answer, texts, parts))
             if turn.state is State.READY:
@@ -127,19 +137,22 @@ class _Conversation:
     # -- writing to the client --
 
     async def _write(self, data: bytes) -> None:
-        """Send `data`, while holding the lock. It must end with a whole event, because a heartbeat may follow."""
+        """Send `data`, while holding the lock. It must end with a whole event, because a heartbeat
+        may follow."""
         if data:
             await self._start()
             await self._client.write(data)
         if self._turn.signs > self._signs:
-            self._signs, self._lived = self._turn.signs, self._clock()
+            self._signs = self._turn.signs
+            self._lived = self._clock()
 
     async def _start(self) -> None:
         if self._head is not None and not self._client.status:
             await self._client.start(*self._head)
 
     async def _beat(self, heartbeat: float) -> None:
-        """Write a heartbeat into every long silence of a stream, so that nobody takes it for dead."""
+        """Write a heartbeat into every long silence of a stream, so that nobody takes it for
+        dead."""
         while True:
             left = self._lived + heartbeat - self._clock()
             if left > 0 or self._head is None:
@@ -153,7 +166,8 @@ class _Conversation:
     # -- asking upstream --
 
     async def _round(self, retries: int) -> None:
-        """Ask and read the reply. Instead of a refused round, send the client's own request if that is possible."""
+        """Ask and read the reply. Instead of a refused round, send the client's own request if that
+        is possible."""
         try:
             await self._read(await self._ask(retries))
         except Refusal as refusal:
@@ -165,8 +179,9 @@ class _Conversation:
             await self._read(await self._ask(retries=0))
 
     async def _ask(self, retries: int) -> UpstreamReply:
-        """Return the reply to the turn's next request. Raises Refusal if upstream does not answer 200. The client's
-        reply depends on a follow-up, so that one is sent again after a passing fault."""
+        """Return the reply to the turn's next request. Raises Refusal if upstream does not answer
+        200. The client's reply depends on a follow-up, so that one is sent again after a passing
+        fault."""
         body = await self._run(self._turn.request)
         reworded = False
         for attempt in range(retries):
@@ -218,9 +233,11 @@ class _Conversation:
     async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._client.status:
             self._client.error_event = self._turn.error_event
-            self._head, self._lived = (reply.status, self._reply_headers([])), self._clock()
+            self._head = (reply.status, self._reply_headers([]))
+            self._lived = self._clock()
         decoder = sse.EventDecoder()
-        early = raw = b""  # what came before the first event with data, for the client and as it came
+        # what came before the first event with data, for the client and as it came
+        early = raw = b""
         async with aclosing(decoded_reply(reply)) as chunks:
             async for chunk in chunks:
                 self._heard += len(chunk)
@@ -230,7 +247,8 @@ class _Conversation:
                         rest = await _rest(chunks)
                         raise self._refusal(reply, raw + chunk + rest, early + out + rest)
                     if not (self._begun or self._client.status or len(raw) > EARLY):
-                        early, raw = early + out, raw + chunk
+                        early = early + out
+                        raw = raw + chunk
                         continue
                     await self._write(early + out)
                     early = b""
@@ -245,13 +263,16 @@ class _Conversation:
             await self._write(out)
 
     def _refusal(self, reply: UpstreamReply, came: bytes, shown: bytes) -> Refusal:
-        """Return the refusal that an error in the place of a reply is. The client gets the reply as it `came`,
-        decompressed, or what it may be `shown` of it."""
+        """Return the refusal that an error in the place of a reply is. The client gets the reply as
+        it `came`, decompressed, or what it may be `shown` of it."""
         headers = reply.headers.without((b"content-encoding", b"content-length"))
-        return Refusal(reply.status, headers, shown if self._turn.hides else came, self._turn.refusal)
+        return Refusal(
+            reply.status, headers, shown if self._turn.hides else came, self._turn.refusal
+        )
 
     async def _received(self, decoder: sse.EventDecoder, chunk: bytes | None) -> bytes:
-        """Feed the events that this chunk completes to the turn, and return the bytes for the client. None: the end."""
+        """Feed the events that this chunk completes to the turn, and return the bytes for the
+        client. None: the end."""
 
         def turned() -> bytes:
             events = _ended(decoder.flush()) if chunk is None else decoder.feed(chunk)
@@ -263,8 +284,8 @@ class _Conversation:
         return await self._run(turned, PARSED * max(decoder.held + len(came), lines * LINE))
 
     async def _run(self, work: Callable[[], T], size: int | None = None) -> T:
-        """Return the result of `work` that looks through `size` bytes, or through all that the turn holds. Raises
-        UpstreamBroken if upstream's reply cannot be used."""
+        """Return the result of `work` that looks through `size` bytes, or through all that the turn
+        holds. Raises UpstreamBroken if upstream's reply cannot be used."""
         if size is None:
             size = max(self._io.size, PARSED * self._heard)
         try:
@@ -288,12 +309,14 @@ async def _rest(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 def _ended(unfinished: Sequence[sse.ServerSentEvent]) -> list[sse.ServerSentEvent]:
-    """Return the event after which the stream ended, with the end that it lacks; nothing if it is incomplete."""
+    """Return the event after which the stream ended, with the end that it lacks; nothing if it is
+    incomplete."""
     return [replace(event, raw=event.raw + b"\n\n") for event in unfinished if not _is_cut(event)]
 
 
 def _is_cut(event: sse.ServerSentEvent) -> bool:
-    """Whether this event, after which the stream ended, is incomplete. Clients discard it, and it may be ours."""
+    """Whether this event, after which the stream ended, is incomplete. Clients discard it, and it
+    may be ours."""
     if event.data is None:
         return event.name is not None
     try:
@@ -307,4 +330,8 @@ def _is_cut(event: sse.ServerSentEvent) -> bool:
 def _pause(headers: Headers, attempt: int) -> float:
     """Return the seconds until the next try: those of `Retry-After`, unless that is a date."""
     said = headers.get(b"retry-after").decode("latin-1")
-    return min(float(said), LONGEST_RETRY) if said.replace(".", "", 1).isdecimal() else FIRST_RETRY * (1 << attempt)
+    return (
+        min(float(said), LONGEST_RETRY)
+        if said.replace(".", "", 1).isdecimal()
+        else FIRST_RETRY * (1 << attempt)
+    )

@@ -29,13 +29,14 @@ class Account(NamedTuple):
     places: int
     """Most requests at once."""
     part: int = 0
-    """Its bodies may take the bytes of all bodies, divided by this; 0: they are not counted here."""
+    """Its bodies may take the bytes of all bodies, divided by this; 0: they are not counted
+    here."""
 
 
 class Incoming(Protocol):
-    """What our server tells of a request beyond ASGI. `admit` says to which accounts it belongs. It raises Overloaded
-    if one of them has too many requests or its bodies take too much, and so does `hold` if there is no room for what
-    was made from the body."""
+    """What our server tells of a request beyond ASGI. `admit` says to which accounts it belongs. It
+    raises Overloaded if one of them has too many requests or its bodies take too much, and so does
+    `hold` if there is no room for what was made from the body."""
 
     target: bytes
     """The request target as written; ASGI loses the host that it may name."""
@@ -43,7 +44,8 @@ class Incoming(Protocol):
     """Why the body will never be whole: it is too slow, too much at once, or invalid HTTP."""
 
     def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
-        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that
+        cancels this."""
 
     def admit(self, accounts: Sequence[Account]) -> None: ...
 
@@ -55,18 +57,22 @@ class Incoming(Protocol):
 
 
 WRITTEN = 256 << 10
-"""Most bytes that are written to the client at once. If we wrote a large reply in one piece, the request would be over
-and its place free while a client that reads nothing leaves the whole reply in our memory."""
+"""Most bytes that are written to the client at once. If we wrote a large reply in one piece, the
+request would be over and its place free while a client that reads nothing leaves the whole reply in
+our memory."""
 
 RAW = "offload_proxy.inflow"
 """The ASGI extension in which our server passes on what it tells of a request."""
 
-FORWARDED = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
+FORWARDED = frozenset(
+    (b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip")
+)
 """Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
 
 
 _PLAIN = re.compile(rb"[\w.:~-]*", re.ASCII)
-"""A segment of a path that log, dashboard and captures show. Others may hold parameters or a key."""
+"""A segment of a path that log, dashboard and captures show. Others may hold parameters or a
+key."""
 
 
 class ClientGone(OffloadError):
@@ -79,13 +85,15 @@ class Exchange:
     dialect = ""
     """The name of the request's dialect. The application sets it; empty: it is passed through."""
     api = ""
-    """The name of the API that the request belongs to, even if it is passed through; empty if it is not known."""
+    """The name of the API that the request belongs to, even if it is passed through; empty if it is
+    not known."""
     gone = False
     """Whether the client left before the reply's last byte was sent."""
     replied = False
     """Whether the last byte was sent. From then on, the client may close at any time."""
     error_event: Callable[[ProxyError], bytes] | None = None
-    """Makes the event that ends the reply if it fails after it has begun; None: the reply is no stream of events."""
+    """Makes the event that ends the reply if it fails after it has begun; None: the reply is no
+    stream of events."""
     status = 0
     """The reply's status; 0 until the reply begins."""
     sent: float | None = None
@@ -112,25 +120,31 @@ class Exchange:
         """Names are in lower case."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
-        """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
+        """Makes the body of an error of ours: in OpenAI's shape, unless the application sets
+        another."""
         self.receive = receive
         self._pieces: list[bytes] = []
         self._size = 0
         self.fields = fields = dict(self.headers)
         """Each header's last value, by its name in lower case."""
         self._announced = int(fields.get(b"content-length", 0))
-        """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
+        """Bytes of the body, or 0 if the head does not say. The server has checked that it is a
+        number."""
         self._more = self._announced > 0 or b"transfer-encoding" in fields
         self.encoded = b"content-encoding" in fields
         """Whether the body has a content coding."""
         self._send = send
-        self.admit, self.hold = self._inflow.admit, self._inflow.hold
+        self.admit = self._inflow.admit
+        self.hold = self._inflow.hold
 
     def unheard(self) -> Exchange:
         """Return the same request, already sent once, with a reply that goes nowhere."""
         made = copy(self)
-        made._send, made.error_event = _nowhere, None
-        made.status, made.gone, made.replied = 0, False, False
+        made._send = _nowhere
+        made.error_event = None
+        made.status = 0
+        made.gone = False
+        made.replied = False
         made.sent = time.perf_counter()
         return made
 
@@ -141,8 +155,8 @@ class Exchange:
         self.scope.pop("extensions")  # what it holds refers to the scope
 
     async def gather(self, limit: int) -> bool:
-        """Wait for the body, unless it is larger than `limit` bytes, and return whether it is whole. Raises ClientGone,
-        and ProxyError if the body will never be whole."""
+        """Wait for the body, unless it is larger than `limit` bytes, and return whether it is
+        whole. Raises ClientGone, and ProxyError if the body will never be whole."""
         if self._more and self._announced > limit:
             return False
         while self._more and self._size <= limit:
@@ -152,19 +166,21 @@ class Exchange:
         return not self._more
 
     async def body(self, gathered: int = 0) -> bytes | AsyncIterator[bytes]:
-        """Return the body: whole if it fits in `gathered` bytes, or else as a stream. Raises what `gather` raises."""
+        """Return the body: whole if it fits in `gathered` bytes, or else as a stream. Raises what
+        `gather` raises."""
         whole = not self._more or await self.gather(gathered)
         if not whole and not self._pieces:
             self._pieces.append(await self._next())
             whole = not self._more
         if whole:
             return self._joined()
-        first, self._pieces = self._joined(), []
+        first = self._joined()
+        self._pieces = []
         return _Streamed(self, first)
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body, repeatedly. Raises what `gather` raises, and BodyTooLarge as soon as it is known to
-        exceed `limit` bytes."""
+        """Return the whole body, repeatedly. Raises what `gather` raises, and BodyTooLarge as soon
+        as it is known to exceed `limit` bytes."""
         if self._more:
             await self.gather(limit)
         if max(self._announced, self._size) > limit:
@@ -178,7 +194,8 @@ class Exchange:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Run a block while the client is there, and raise ClientGone out of it when the client hangs up."""
+        """Run a block while the client is there, and raise ClientGone out of it when the client
+        hangs up."""
         task = asyncio.current_task()
         assert task is not None
 
@@ -201,7 +218,8 @@ class Exchange:
         """Return the body's next piece. Raises what `gather` raises."""
         message = await self.receive()
         if message["type"] == "http.disconnect":
-            self.gone, self._more = not self.replied, False
+            self.gone = not self.replied
+            self._more = False
             raise ClientGone
         if self._inflow.fault is not None:
             self.broken = self._inflow.fault
@@ -220,38 +238,47 @@ class Exchange:
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Begin the reply. The server adds framing and `Connection`."""
         if status in (204, 304):
-            # After 304 it is the length of a body that is not sent, and 204 must have none (RFC 9110, 8.6). The server
-            # would insist on the body.
+            # After 304 it is the length of a body that is not sent, and 204 must have none (RFC
+            # 9110, 8.6). The server would insist on the body.
             headers = Headers(headers).without((b"content-length",))
         if self.relocated is not None and (status == 201 or 300 <= status < 400):
-            at, named = self.relocated, b"location"
+            at = self.relocated
+            named = b"location"
             headers = [(name, at(value) if name == named else value) for name, value in headers]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
         for at in range(0, len(chunk), WRITTEN):
-            await self._send({"type": "http.response.body", "body": chunk[at : at + WRITTEN], "more_body": True})
+            await self._send(
+                {"type": "http.response.body", "body": chunk[at : at + WRITTEN], "more_body": True}
+            )
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """End the reply. Without this call the server cuts it off, so that the client sees that it is not whole."""
+        """End the reply. Without this call the server cuts it off, so that the client sees that it
+        is not whole."""
         if len(chunk) > WRITTEN:
             await self.write(chunk[:-WRITTEN])
             chunk = chunk[-WRITTEN:]
         await self._send({"type": "http.response.body", "body": chunk})
-        self.replied = not self.gone  # set at once, so that a hang-up from now on does not cancel what follows
+        # set at once, so that a hang-up from now on does not cancel what follows
+        self.replied = not self.gone
 
     async def fail(self, error: ProxyError) -> None:
-        """Reply with an error of our own. Call it only before any other reply. A caller on this machine that does not
-        seem to forward somebody else's request also learns upstream's address and what went wrong with it."""
+        """Reply with an error of our own. Call it only before any other reply. A caller on this
+        machine that does not seem to forward somebody else's request also learns upstream's address
+        and what went wrong with it."""
         if isinstance(error, UpstreamFault) and error.detail:
             client = self.scope.get("client")
-            forwarded = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields)
+            forwarded = any(
+                name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields
+            )
             if client is not None and is_loopback(client[0]) and not forwarded:
                 error = type(error)(f"{error.message}: {error.detail}", detail=error.detail)
         await self.reply(error.status, self.fault_body(error), error.headers())
 
     async def break_off(self, error: ProxyError) -> None:
-        """End a reply that has begun. A stream ends with an error event; any other reply is left to be cut off."""
+        """End a reply that has begun. A stream ends with an error event; any other reply is left to
+        be cut off."""
         if self.error_event is not None and not self.replied:
             await self.finish(self.error_event(error))
 
@@ -267,14 +294,18 @@ class Exchange:
 
     @property
     def our_header(self) -> set[bytes]:
-        """The words of `x-offload`: how the client wants this request treated. Proxies may join several headers."""
+        """The words of `x-offload`: how the client wants this request treated. Proxies may join
+        several headers."""
         said = self.headers.get_all(b"x-offload") if b"x-offload" in self.fields else ()
         return {word.strip().lower() for word in b",".join(said).split(b",")}
 
     @property
     def shown_path(self) -> str:
-        """The path as log, dashboard and captures show it: `*` stands for what may have a key in it."""
-        shown = [segment if _PLAIN.fullmatch(segment) else b"*" for segment in self.path.split(b"/")]
+        """The path as log, dashboard and captures show it: `*` stands for what may have a key in
+        it."""
+        shown = [
+            segment if _PLAIN.fullmatch(segment) else b"*" for segment in self.path.split(b"/")
+        ]
         return b"/".join(shown).decode("ascii")
 
     def outcome(self, kind: Kind, tenant: str = "", namespace: str = "") -> Outcome:
@@ -290,7 +321,8 @@ class Exchange:
         )
 
     def completed(self, outcome: Outcome, fault: Fault = Fault.NONE, detail: str = "") -> Outcome:
-        """Return `outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
+        """Return `outcome` with the reply's status, the times, and whose fault it was if something
+        went wrong."""
         now = time.perf_counter()
         return msgspec.structs.replace(
             outcome,
@@ -299,12 +331,15 @@ class Exchange:
             detail=detail,
             seconds=round(now - self.began, DECIMALS),
             added_seconds=round((self.sent or now) - self.began, DECIMALS),
-            first_byte_seconds=None if self._first_byte is None else round(self._first_byte - self.began, DECIMALS),
+            first_byte_seconds=None
+            if self._first_byte is None
+            else round(self._first_byte - self.began, DECIMALS),
         )
 
 
 class _Streamed(AsyncIterator[bytes]):
-    """A body as it arrives. Cancelling `__anext__` loses nothing: a message is taken only when it has arrived."""
+    """A body as it arrives. Cancelling `__anext__` loses nothing: a message is taken only when it
+    has arrived."""
 
     def __init__(self, client: Exchange, first: bytes) -> None:
         self._client = client
@@ -318,7 +353,8 @@ class _Streamed(AsyncIterator[bytes]):
             if not self._client._more:
                 raise StopAsyncIteration
             self._pending = await self._client._next()
-        chunk, self._pending = self._pending, b""
+        chunk = self._pending
+        self._pending = b""
         self._taken = len(chunk)
         return chunk
 

@@ -4,9 +4,10 @@
              │              └───refused, in another form────┘
              └──only to be observed──> it goes upstream unchanged, and what the plan would have done is recorded
 
-`Prepared` is the request, which each stage fills in further. A request that its plan changes goes through a
-`conversation`, which answers the calls of our tools. All others are sent by `_send_untouched`, in the client's own
-bytes. `prepared.Ladder` says in which form to try after a refusal.
+`Prepared` is the request, which each stage fills in further. A request that its plan changes goes
+through a `conversation`, which answers the calls of our tools. All others are sent by
+`_send_untouched`, in the client's own bytes. `prepared.Ladder` says in which form to try after a
+refusal.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from proxy.upstream.headers import Header, Headers, reply_headers
 T = TypeVar("T")
 
 WRITING = 30.0
-"""Seconds that a reply to a request for compaction waits for the store. Without its records it is none."""
+"""Seconds that a reply to a request for compaction waits for the store. Without its records it is
+none."""
 
 logger = logging.getLogger(__name__)
 _without_identity = logs.Limited(logger)
@@ -71,41 +73,51 @@ class Chat:
 class _Request:
     """One client request. `prepared` is how far it got, which the outcome tells."""
 
-    def __init__(self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant) -> None:
+    def __init__(
+        self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant
+    ) -> None:
         self._services = services
         self._dialect = dialect
         self._client = client
         self._tenant = tenant
         self._owner = tenant  # whose records the request reads; it writes some only once `_vouched`
-        self._vouched = True  # whether the owner's key is listed, or upstream has accepted the request
+        # whether the owner's key is listed, or upstream has accepted the request
+        self._vouched = True
         self._opened: Records | None = None
         self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
         self.prepared = Prepared(b"", tenant)
 
     async def answer(self) -> None:
-        """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
+        """Reply to the client. The body is whole here; if the client hangs up, all work for it
+        ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             self.prepared = self.prepared.unrendered(body=body)
             if await self._planned(body):
                 return
             bug = self.prepared.unrendered(planned=None, unplanned=Reason.BUG, form=Form())
-            self.prepared = replace(references.as_wished(bug, bug.wish) if bug.wish else bug, obstacle="")
+            self.prepared = replace(
+                references.as_wished(bug, bug.wish) if bug.wish else bug, obstacle=""
+            )
             await self._send_untouched(self.prepared)
 
     async def _planned(self, body: bytes) -> bool:
-        """Reply to the client, by way of the stages. Returns False after a bug of ours before the reply: it costs the
-        plan and not the reply, because what fails at one request of a conversation would fail at all later ones."""
+        """Reply to the client, by way of the stages. Returns False after a bug of ours before the
+        reply: it costs the plan and not the reply, because what fails at one request of a
+        conversation would fail at all later ones."""
         try:
             await self._staged(body)
         except OffloadError:
             raise
         except Exception:
-            client, task = self._client, asyncio.current_task()
-            as_it_came = client.sent and self.prepared.planned is None  # it would only be sent again
+            client = self._client
+            task = asyncio.current_task()
+            # it would only be sent again
+            as_it_came = client.sent and self.prepared.planned is None
             if client.status or client.gone or as_it_came or (task and task.cancelling()):
                 raise
-            request, name = client.request_id, self._tenant.name
+            request = client.request_id
+            name = self._tenant.name
             logger.exception("a bug: request %s of %s is sent as it came", request, name)
             return False
         return True
@@ -113,7 +125,9 @@ class _Request:
     async def _staged(self, body: bytes) -> None:
         self.prepared = await self._parse(body)
         self.prepared = await self._plan(self.prepared)
-        if self.prepared.wish is not None and await self._serve_wish(self.prepared, self.prepared.wish):
+        if self.prepared.wish is not None and await self._serve_wish(
+            self.prepared, self.prepared.wish
+        ):
             return
         if self.prepared.only_observed:
             await self._observe()
@@ -157,20 +171,26 @@ class _Request:
             request = replace(request, model=model_in(self._client.path))
         request, declined = await self._repeated(request)
         sent = request.body if wish or brought.digests else None
-        prepared = Prepared(body, tenant, request, sent, wish=wish, declined=declined, references=brought)
+        prepared = Prepared(
+            body, tenant, request, sent, wish=wish, declined=declined, references=brought
+        )
         return await self._continued(self._chosen(prepared, request), request)
 
     async def _read(self, body: bytes) -> Request:
         """Return the request that the body holds. Raises ClientFault and Unplannable."""
-        client, services = self._client, self._services
+        client = self._client
+        services = self._services
         if client.encoded:
-            limit, caller = services.settings.body_limit, self._tenant.namespace
-            body = await decoded_request(body, client.headers, limit, services.threads, caller, client.hold)
+            limit = services.settings.body_limit
+            caller = self._tenant.namespace
+            body = await decoded_request(
+                body, client.headers, limit, services.threads, caller, client.hold
+            )
         return await self._run(partial(self._dialect.parse, body), len(body))
 
     async def _restored(self, request: Request) -> tuple[Request, Wish | None, References]:
-        """Return the request with what its references stand for, the compaction that it asks for, and the references
-        that were replaced."""
+        """Return the request with what its references stand for, the compaction that it asks for,
+        and the references that were replaced."""
         if self._dialect.name not in references.NATIVE:
             return request, None, References()
         run = partial(self._run, size=request.size)
@@ -178,7 +198,8 @@ class _Request:
 
     def _chosen(self, prepared: Prepared, request: Request) -> Prepared:
         """Return the request with the policy for its model, and how that lets it be planned."""
-        tenant, header = prepared.tenant, self._client.our_header
+        tenant = prepared.tenant
+        header = self._client.our_header
         policy = tenant.policy.for_model(request.model)
         if policy.planning is not tenant.policy:
             tenant = replace(tenant, policy=policy.planning)
@@ -194,28 +215,39 @@ class _Request:
         return prepared
 
     async def _continued(self, prepared: Prepared, request: Request) -> Prepared:
-        """Return the request that goes on from a reply upstream, from its last round if it had hidden ones."""
+        """Return the request that goes on from a reply upstream, from its last round if it had
+        hidden ones."""
         if prepared.observed or not request.continues:
             return prepared
         last = await self._records.continuation(request.continues)
-        return replace(prepared, continued=self._dialect.continued(request, last)) if last else prepared
+        return (
+            replace(prepared, continued=self._dialect.continued(request, last))
+            if last
+            else prepared
+        )
 
     async def _repeated(self, request: Request) -> tuple[Request, Declined | None]:
-        """Return a request that repeats one for another model as one for the first model, so that it is
-        planned and sent as that one was, and what is known of that."""
+        """Return a request that repeats one for another model as one for the first model, so that
+        it is planned and sent as that one was, and what is known of that."""
         declined = await self._records.declined(request.credit) if request.credit else None
         return (replace(request, model=declined.model) if declined else request), declined
 
     def _identify(self, request: Request) -> Tenant:
-        """Find whose records the request uses, and return the tenant with the namespace to which it counts.
+        """Find whose records the request uses, and return the tenant with the namespace to which it
+        counts.
 
-        Reads use the claimed identity. Anybody can claim one, so the request counts as its key's until upstream
-        has accepted it.
+        Reads use the claimed identity. Anybody can claim one, so the request counts as its key's
+        until upstream has accepted it.
         """
-        tenant, client = self._tenant, self._client
+        tenant = self._tenant
+        client = self._client
         if not tenant.policy.identity.given:
             return tenant
-        headers = client.headers if tenant.listed else self._services.relay.request(client, tenant, b"").headers
+        headers = (
+            client.headers
+            if tenant.listed
+            else self._services.relay.request(client, tenant, b"").headers
+        )
         owner = identified(tenant, headers, request.members, client.target)
         if owner is None:
             _without_identity(
@@ -223,28 +255,43 @@ class _Request:
                 f"{tenant.name}: a request does not say who it is by {tenant.policy.identity}; its key counts",
             )
             return tenant
-        self._owner, self._vouched = owner, tenant.listed
+        self._owner = owner
+        self._vouched = tenant.listed
         left = owner if tenant.listed else tenant
         self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, left.namespace)
         return left
 
     @property
     def _records(self) -> Records:
-        """The owner's records. Most requests need none, so they are opened when something asks for them."""
+        """The owner's records. Most requests need none, so they are opened when something asks for
+        them."""
         if self._opened is None:
             self._opened = Records(self._services.store.visit(), self._owner.namespace)
         return self._opened
 
     async def _plan(self, prepared: Prepared) -> Prepared:
         """Return the request with its plan, or with the reason why it has none."""
-        request, policy, prepared = prepared.request, prepared.tenant.policy, prepared.unrendered()
+        request = prepared.request
+        policy = prepared.tenant.policy
+        prepared = prepared.unrendered()
         if request is None or prepared.unplanned:
             return prepared
-        window, refused = self._ladder.window(policy, request.model), self._ladder.too_long
-        reader, caller = self._services.reader, self._tenant.namespace
+        window = self._ladder.window(policy, request.model)
+        refused = self._ladder.too_long
+        reader = self._services.reader
+        caller = self._tenant.namespace
         pauses = None if prepared.observed else self._pauses
         try:
-            planned = await plan(self._dialect, request, policy, window, reader, caller, refused=refused, pauses=pauses)
+            planned = await plan(
+                self._dialect,
+                request,
+                policy,
+                window,
+                reader,
+                caller,
+                refused=refused,
+                pauses=pauses,
+            )
         except Unplannable as error:
             return replace(prepared, unplanned=error.reason)
         except Overloaded:
@@ -256,25 +303,33 @@ class _Request:
             return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
         obstacle = ""
         if planned.whole_for_tool_choice:
-            # The client's replies may hold the thinking of several rounds, which upstream takes only as it was.
+            # The client's replies may hold the thinking of several rounds, which upstream takes
+            # only as it was.
             restores = not prepared.observed and await self._hidden(planned)
             planned, obstacle = (planned.unmoved(), "") if restores else (planned, "tool_choice")
         remark = self._ladder.remark(policy, request.model)
         return replace(prepared, planned=planned, obstacle=obstacle, remark=remark)
 
     async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
-        """Return at which of this history's requests upstream's cache had expired. Whoever sees a pause first records
-        it, so that every later request plans with it, on any replica; without the record, it counts for none."""
+        """Return at which of this history's requests upstream's cache had expired. Whoever sees a
+        pause first records it, so that every later request plans with it, on any replica; without
+        the record, it counts for none."""
         model = planned.request.model
         found = await self._records.pauses(planned.point_digests, model)
         if self._dialect.counts or not self._vouched or planned.last_point_digests[-1] in found:
             return found
         pause = self._services.last_requests.expired(self._owner.namespace, planned)
-        return found | await self._records.keep_pause(planned.last_point_digests[-1], model, pause) if pause else found
+        return (
+            found | await self._records.keep_pause(planned.last_point_digests[-1], model, pause)
+            if pause
+            else found
+        )
 
     async def _render(self, prepared: Prepared) -> Prepared:
-        """Return the request rendered to its plan; as it came if there is no plan or it changes nothing."""
-        planned, without = prepared.planned, prepared.form.without
+        """Return the request rendered to its plan; as it came if there is no plan or it changes
+        nothing."""
+        planned = prepared.planned
+        without = prepared.form.without
         if planned is None or prepared.reason:
             return prepared
         size = planned.request.size
@@ -290,7 +345,11 @@ class _Request:
                     turn.resume(prepared.declined.before)
                 return replace(prepared, planned=planned, rendered=rendered, turn=turn, uses=[])
         left = planned.reply_left(planned.history.tokens)
-        if left is None or prepared.continued is not None or planned.reply_limit(planned.history.tokens) is None:
+        if (
+            left is None
+            or prepared.continued is not None
+            or planned.reply_limit(planned.history.tokens) is None
+        ):
             return prepared
         if not planned.exceeds(refused=self._ladder.too_long):
             return prepared
@@ -299,8 +358,12 @@ class _Request:
 
     async def _rendered(self, prepared: Prepared, planned: Planned) -> Rendered:
         """Return the request with the records that its plan needs, as far as they exist and fit."""
-        reader, summaries, size = self._services.reader, self._services.summaries, planned.request.size
-        shown, rounds = await asyncio.gather(summaries.existing(planned, self._records), self._hidden(planned))
+        reader = self._services.reader
+        summaries = self._services.summaries
+        size = planned.request.size
+        shown, rounds = await asyncio.gather(
+            summaries.existing(planned, self._records), self._hidden(planned)
+        )
         rendered = await self._run(partial(Rendered.of, planned, shown, rounds, reader), size)
         waits = summaries.waits(rendered)
         if not self._dialect.counts and (self._vouched or waits):
@@ -310,30 +373,41 @@ class _Request:
         return rendered
 
     async def _hidden(self, planned: Planned) -> Mapping[int, Hidden]:
-        size, model = planned.request.size, planned.request.model
+        size = planned.request.size
+        model = planned.request.model
         replies = await self._run(planned.replies, size)
         found = await self._records.rounds(replies, model)
-        return await self._run(partial(put_back, planned.dialect, model, planned.transcript, found), size)
+        return await self._run(
+            partial(put_back, planned.dialect, model, planned.transcript, found), size
+        )
 
     async def _summarised(self, prepared: Prepared, rendered: Rendered, *, waits: bool) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it."""
-        tenant, form, relay = prepared.tenant, prepared.form, self._services.relay
+        tenant = prepared.tenant
+        form = prepared.form
+        relay = self._services.relay
 
         async def summarise(body: bytes) -> SummaryAnswer:
             target = self._dialect.target(self._client.target)
             if other := tenant.policy.offload.compress.model:
                 target = for_model(target, other)
-            call = relay.changed(self._client, tenant, body, self._dialect, form.without, first=False, target=target)
+            call = relay.changed(
+                self._client, tenant, body, self._dialect, form.without, first=False, target=target
+            )
             return await ask(self._services.upstream, call, self._dialect)
 
-        return await self._services.summaries.complete(rendered, self._records, tenant, summarise, waits=waits)
+        return await self._services.summaries.complete(
+            rendered, self._records, tenant, summarise, waits=waits
+        )
 
     # -- compaction that the client asks for --
 
     async def _serve_wish(self, prepared: Prepared, wish: Wish) -> bool:
-        """Reply with a reference to a snapshot if the client asks for all of its history to be compacted. Returns False
-        if the request is to be sent: with the wish for upstream if that is to compact, else without it."""
-        ours, whole = references.compacts(prepared, self._dialect), wish.kind is Compacting.WHOLE
+        """Reply with a reference to a snapshot if the client asks for all of its history to be
+        compacted. Returns False if the request is to be sent: with the wish for upstream if that is
+        to compact, else without it."""
+        ours = references.compacts(prepared, self._dialect)
+        whole = wish.kind is Compacting.WHOLE
         obstacle = ""
         if ours and whole and prepared.planned:
             obstacle = await self._compact_all(prepared, prepared.planned, wish.came)
@@ -344,14 +418,19 @@ class _Request:
         return False
 
     async def _compact_all(self, prepared: Prepared, planned: Planned, came: Request) -> str:
-        """Reply with a reference to a snapshot of the whole history. Returns the obstacle instead if there can be none:
-        the client drops its history, so all that stands behind the reference has to be in the store before."""
+        """Reply with a reference to a snapshot of the whole history. Returns the obstacle instead
+        if there can be none: the client drops its history, so all that stands behind the reference
+        has to be in the store before."""
         if not planned.policy.store_originals:
             return "store_originals"
-        summaries, reader = self._services.summaries, self._services.reader
-        size, cut = planned.request.size, planned.cut()
+        summaries = self._services.summaries
+        reader = self._services.reader
+        size = planned.request.size
+        cut = planned.cut()
         shown = await summaries.existing(cut if self._vouched else planned, self._records)
-        rendered = await self._run(partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size)
+        rendered = await self._run(
+            partial(Rendered.of, cut, shown, await self._hidden(planned), reader), size
+        )
         rendered = await self._summarised(prepared, rendered, waits=True)
         if rendered.shown is None or rendered.shown.boundary != cut.plan.boundaries[-1]:
             return "compact"
@@ -363,31 +442,43 @@ class _Request:
         if not digest:
             return "unstored"
         self._renew()
-        reply = partial(references.reply_to_wish, planned, came, self._client.path, text, digest, reader)
+        reply = partial(
+            references.reply_to_wish, planned, came, self._client.path, text, digest, reader
+        )
         head, body = await self._run(reply, size)
         await self._client.start(200, Headers([*head, *self._ours()]))
         await self._client.finish(body)
         return ""
 
     async def _compaction_stored(self, rendered: Rendered, text: str) -> str:
-        """Store the moved texts, and then the snapshot's `text` with the names of all that stands behind it: of the
-        references that it replaces, too. Returns the digest once the store has it all, else an empty string."""
-        run, records = partial(self._run, size=rendered.planned.request.size), self._records
+        """Store the moved texts, and then the snapshot's `text` with the names of all that stands
+        behind it: of the references that it replaces, too. Returns the digest once the store has it
+        all, else an empty string."""
+        run = partial(self._run, size=rendered.planned.request.size)
+        records = self._records
         with suppress(TimeoutError):
             async with asyncio.timeout(WRITING):
-                if await archive.keep(rendered, self._services.store, records.namespace, run, sure=True):
+                if await archive.keep(
+                    rendered, self._services.store, records.namespace, run, sure=True
+                ):
                     files = await run(lambda: rendered.files().described())
-                    return await records.keep_compaction(text, {**self.prepared.references.files, **files})
+                    return await records.keep_compaction(
+                        text, {**self.prepared.references.files, **files}
+                    )
         return ""
 
     # -- sending it --
 
     async def _send(self, prepared: Prepared) -> Refusal | None:
-        """Have upstream answer the client. Returns a refusal, of which the client has seen nothing."""
-        turn, rendered = prepared.turn, prepared.rendered
+        """Have upstream answer the client. Returns a refusal, of which the client has seen
+        nothing."""
+        turn = prepared.turn
+        rendered = prepared.rendered
         if turn is None or rendered is None:
             return await self._send_untouched(prepared)
-        rounds = Rounds(self._services, self._client, prepared, rendered, self._records, self._on_accepted)
+        rounds = Rounds(
+            self._services, self._client, prepared, rendered, self._records, self._on_accepted
+        )
         if self._dialect.counts:  # nothing is stored, asked for or learned
             async with aclosing(await rounds.send(turn.request())) as reply:
                 if reply.status != 200:
@@ -402,19 +493,29 @@ class _Request:
             self._ladder.learn(prepared, prepared.additions, prepared.form.blamed)
             if not prepared.rounds:
                 self._ladder.note_read(prepared, turn.spent.prompt)
-        elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
+        elif not isinstance(
+            complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict
+        ):
             named = complaint if complaint in prepared.additions else Addition.ANY
             self._ladder.learn(prepared, frozenset(), prepared.form.blamed | {named})
         return None
 
     async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
-        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
-        client, form, tenant, relay = self._client, prepared.form, prepared.tenant, self._services.relay
-        body, observed, planned = prepared.continued or prepared.shortened, prepared.only_observed, prepared.planned
+        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send`
+        does."""
+        client = self._client
+        form = prepared.form
+        tenant = prepared.tenant
+        relay = self._services.relay
+        body = prepared.continued or prepared.shortened
+        observed = prepared.only_observed
+        planned = prepared.planned
         if body is None and Addition.THINKING in form.without and prepared.request:
             body = prepared.request.body
         if body is not None:
-            request = relay.changed(client, tenant, body, self._dialect, form.without, first=not client.sent)
+            request = relay.changed(
+                client, tenant, body, self._dialect, form.without, first=not client.sent
+            )
         else:
             request = relay.request(client, tenant, prepared.body)
             if client.sent:
@@ -422,7 +523,12 @@ class _Request:
         client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if reply.status >= 400 and not observed and planned is not None and reply.status in refusals.LONG_STATUSES:
+            if (
+                reply.status >= 400
+                and not observed
+                and planned is not None
+                and reply.status in refusals.LONG_STATUSES
+            ):
                 refusal = await read_refusal(reply)
                 if refusal.whole:
                     return refusal
@@ -454,7 +560,8 @@ class _Request:
             self.prepared = replace(self.prepared, reported=said)
 
     async def _observe(self) -> None:
-        """Record what the plan would have done to what passes through. Nothing is stored, asked for or learned."""
+        """Record what the plan would have done to what passes through. Nothing is stored, asked for
+        or learned."""
         self.prepared = await self._foresee(self.prepared)
         await self._send_untouched(self.prepared)
         if self.prepared.reported is not None and self.prepared.foreseen is not None:
@@ -462,18 +569,23 @@ class _Request:
 
     async def _foresee(self, prepared: Prepared) -> Prepared:
         """Add the forecast, which rests on what upstream reported once its reply has ended."""
-        planned, said = prepared.planned, prepared.reported
+        planned = prepared.planned
+        said = prepared.reported
         if planned is None:
             return prepared
-        run, forecast = self._services.threads.run, partial(foreseen, planned, said)
+        run = self._services.threads.run
+        forecast = partial(foreseen, planned, said)
         try:
-            found = await run(self._tenant.namespace, forecast, planned.request.size, begun=said is not None)
+            found = await run(
+                self._tenant.namespace, forecast, planned.request.size, begun=said is not None
+            )
             return replace(prepared, foreseen=found)
         except Overloaded:
             return prepared.unrendered(unplanned=Reason.BUSY)
 
     def _ours(self) -> Sequence[Header]:
-        """Return our headers for a reply. Whose request was not accepted does not learn what we found."""
+        """Return our headers for a reply. Whose request was not accepted does not learn what we
+        found."""
         return self.prepared.headers() if self._vouched else ()
 
     async def _next(self, refusal: Refusal) -> Form | None:
@@ -481,7 +593,9 @@ class _Request:
         form = self._ladder.next(self.prepared, refusal)
         if isinstance(form, Refusal):
             if not form.whole:
-                raise UpstreamBroken(f"Upstream's refusal ({form.status}) is too long, too slow or broken off")
+                raise UpstreamBroken(
+                    f"Upstream's refusal ({form.status}) is too long, too slow or broken off"
+                )
             await self._client.start(form.status, reply_headers(form.headers, self._ours()))
             await self._client.finish(form.body)
             return None
@@ -493,7 +607,8 @@ class _Request:
         return form
 
     async def _on_accepted(self) -> None:
-        """Upstream has accepted the request: now it may leave behind what its client's next ones find."""
+        """Upstream has accepted the request: now it may leave behind what its client's next ones
+        find."""
         await self._vouch()
         with logs.beside(logger, f"keeping what later requests need of {self._client.request_id}"):
             self._renew()
@@ -502,7 +617,8 @@ class _Request:
 
     def _renew(self) -> None:
         """Let the ages of what the request uses by reference begin anew, in the background."""
-        planned, brought = self.prepared.planned, self.prepared.references
+        planned = self.prepared.planned
+        brought = self.prepared.references
         quoted = planned.quoted if planned else frozenset()
         if brought.digests or quoted:
             name = f"{self._records.namespace}/renew {self._client.request_id}"
@@ -524,11 +640,20 @@ class _Request:
                 await self._summarised(prepared, rendered, waits=False)
 
     def _keep_originals(self, rendered: Rendered) -> None:
-        """Store the moved texts in the background, for the caller's next conversations and for people."""
-        namespace, name, request = self._owner.namespace, rendered.moves_name, rendered.planned.request
+        """Store the moved texts in the background, for the caller's next conversations and for
+        people."""
+        namespace = self._owner.namespace
+        name = rendered.moves_name
+        request = rendered.planned.request
         if not rendered.planned.policy.store_originals or self._records.has_originals(name):
             return
-        keep = partial(archive.keep, rendered, self._services.store, namespace, partial(self._run, size=request.size))
+        keep = partial(
+            archive.keep,
+            rendered,
+            self._services.store,
+            namespace,
+            partial(self._run, size=request.size),
+        )
         held = 2 * len(request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
 

@@ -1,4 +1,5 @@
-"""A request's history with its plan, and the request as that plan has it sent, with the records that exist."""
+"""A request's history with its plan, and the request as that plan has it sent, with the records
+that exist."""
 
 from __future__ import annotations
 
@@ -40,13 +41,15 @@ from proxy.telemetry.outcome import Holdout
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
-"""Returns, by `Planned.point_digests`, at which requests upstream's cache had expired, and after how many seconds."""
+"""Returns, by `Planned.point_digests`, at which requests upstream's cache had expired, and after
+how many seconds."""
 
 MISREAD = "\n\n[{path} is no file of this tool's: {read_file} reads it, and {grep} searches it.]"
 """The line behind such a result."""
 
 OUR_TOOLS_TOKENS = 225
-"""Tokens of the definitions of our two tools, reserved whenever we may have to send them. A test counts them."""
+"""Tokens of the definitions of our two tools, reserved whenever we may have to send them. A test
+counts them."""
 
 
 class Planned(msgspec.Struct, frozen=True, dict=True):
@@ -62,7 +65,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     relearned: bool = False
     """Whether it was planned again because upstream refused it as too long."""
     quoted: frozenset[str] = frozenset()
-    """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
+    """The full names of moved texts that the request quotes. They may be of the caller's earlier
+    conversations."""
     role: SnapshotRole = SnapshotRole.AUTO
     restores: bool = False
     """Whether nothing moves, and only hidden rounds return to their places."""
@@ -80,15 +84,16 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def unknown(self) -> str:
-        """The path of the first thing in the history that nobody here knows; empty if everything is known."""
+        """The path of the first thing in the history that nobody here knows; empty if everything is
+        known."""
         if Irregular.SEALED not in self.history.irregular:
             return ""
         return next((message.sealed for message in self.history.messages if message.sealed), "")
 
     @cached_property
     def misread(self) -> Mapping[int, str]:
-        """The results of the client's own tools that say nothing is there because the model gave them
-        a reference of ours: by their indexes, the name that it gave."""
+        """The results of the client's own tools that say nothing is there because the model gave
+        them a reference of ours: by their indexes, the name that it gave."""
         if not self.quoted or self.policy.tools.inject is Inject.NEVER:
             return {}
         found = dict[int, str]()
@@ -127,7 +132,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def cache_lifetime(self) -> int | None:
-        """The seconds for which upstream keeps in its cache what nobody reads; None if that is not known."""
+        """The seconds for which upstream keeps in its cache what nobody reads; None if that is not
+        known."""
         return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
 
     @cached_property
@@ -146,7 +152,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def whole_for_tool_choice(self) -> bool:
-        """Whether it is sent whole, because the model may not read what was moved, and everything fits."""
+        """Whether it is sent whole, because the model may not read what was moved, and everything
+        fits."""
         return self.request.forbids_ours and self._changes and self.room.holds(self.history.tokens)
 
     @property
@@ -155,16 +162,21 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def recalls(self) -> bool:
-        """Whether the model gets our tools because the request quotes a moved text, whoever's it turns out to be."""
+        """Whether the model gets our tools because the request quotes a moved text, whoever's it
+        turns out to be."""
         return bool(self.quoted) and self.policy.tools.inject is Inject.WHEN_OFFLOADING
 
     @cached_property
     def summary_asked(self) -> int | None:
-        """The place of the user's last message if it asks for a summary of a conversation that has moved results."""
+        """The place of the user's last message if it asks for a summary of a conversation that has
+        moved results."""
         if self.plan.empty:
             return None
         messages = self.history.messages
-        last = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].role is not Role.SYSTEM), 0)
+        last = next(
+            (at for at in range(len(messages) - 1, -1, -1) if messages[at].role is not Role.SYSTEM),
+            0,
+        )
         if not messages or self.history.items[last].role is not Role.USER:
             return None
         texts = (text for _, text in self.dialect.texts(self.transcript.raws[last]))
@@ -172,31 +184,36 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def whole_for_summary(self) -> bool:
-        """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs little more."""
+        """Whether the history is sent whole so that its summary lacks nothing: that fits, and costs
+        little more."""
         if self.summary_asked is None or not self.room.holds(self.history.tokens):
             return False
         return worth_whole(self.history.items, self.plan, self.policy, self.head, OUR_TOOLS_TOKENS)
 
     def cut(self) -> Planned:
         """Return the request with a plan by which a snapshot replaces all of its history."""
-        plan, end = self.plan, len(self.history)
+        plan = self.plan
+        end = len(self.history)
         events = (*plan.events, OffloadEvent(end, end, Cause.ASKED, plan.standing.total))
         boundaries = (*plan.boundaries, SummaryBoundary(end, frozenset(), len(events)))
         return replace(self, plan=replace(plan, events=events, boundaries=boundaries, waited=0))
 
     @cached_property
     def holdout(self) -> Holdout:
-        """The group of this conversation, by its beginning, if its policy leaves a share of them as they come. Where
-        upstream keeps the history, no request shows its beginning."""
+        """The group of this conversation, by its beginning, if its policy leaves a share of them as
+        they come. Where upstream keeps the history, no request shows its beginning."""
         share = self.policy.offload.holdout
         if not share or self.request.continues:
             return Holdout.NONE
-        drawn = int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.history.messages)).digest()[:8])
+        drawn = int.from_bytes(
+            hashlib.sha256(b"holdout" + beginning(self.history.messages)).digest()[:8]
+        )
         return Holdout.KEPT if drawn < share * 2**64 else Holdout.PLANNED
 
     @property
     def chain(self) -> list[bytes]:
-        """The digests of the history: entry *i* identifies the meaning of the first *i* messages."""
+        """The digests of the history: entry *i* identifies the meaning of the first *i*
+        messages."""
         return self.history.links
 
     @property
@@ -210,18 +227,21 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.head + self.history.tokens
 
     def reply_left(self, tokens: int) -> int | None:
-        """Return the tokens left for the reply beside `tokens` of messages, None if the window is not known."""
+        """Return the tokens left for the reply beside `tokens` of messages, None if the window is
+        not known."""
         return None if self.room.window is None else self.room.left(tokens) + self.room.reply
 
     def reply_limit(self, tokens: int) -> int | None:
-        """Return the limit of the reply beside `tokens` of messages; None if the client's own fits or there is none."""
+        """Return the limit of the reply beside `tokens` of messages; None if the client's own fits
+        or there is none."""
         left = self.reply_left(tokens)
         if left is None or self.request.reply_tokens <= left:
             return None
         return self.dialect.reply_limit(self.request, left)
 
     def exceeds(self, *, refused: bool) -> bool:
-        """Whether upstream would refuse the request as it came for its length, or probably, if it has just done so."""
+        """Whether upstream would refuse the request as it came for its length, or probably, if it
+        has just done so."""
         window = self.room.window
         if window is None or not self.request.reply_tokens:
             return False
@@ -234,11 +254,14 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         def visible(index: int) -> Visible:
             return Visible.of(*self.dialect.said(self.transcript.raws[index]))
 
-        chain, found = self.chain, dict[int, Reply]()
+        chain = self.chain
+        found = dict[int, Reply]()
         newest = last = b""  # what marks the last call of the reply before, and the last one of all
         for index, message in enumerate(self.transcript.messages):
             if message.role is Role.ASSISTANT:
-                before, link, marks = chain[index], chain[index + 1], message.marks
+                before = chain[index]
+                link = chain[index + 1]
+                marks = message.marks
                 ids = tuple(id for id, _ in message.calls if id)
                 preceding = last if marks else newest
                 found[index] = Reply(before, link, partial(visible, index), ids, marks, preceding)
@@ -247,26 +270,36 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return found
 
     def coming(self, text: str, calls: Sequence[ToolCall]) -> Reply:
-        """Return the reply that follows this history, with the text and the calls that the client sees."""
-        before, marks = self.chain[-1], entries.marks(calls)
+        """Return the reply that follows this history, with the text and the calls that the client
+        sees."""
+        before = self.chain[-1]
+        marks = entries.marks(calls)
         link = extend(before, self.dialect.reply_meaning(text, calls))
         ids = tuple(call.id for call in calls if call.id)
-        replies = (message.marks for message in reversed(self.transcript.messages) if message.role is Role.ASSISTANT)
+        replies = (
+            message.marks
+            for message in reversed(self.transcript.messages)
+            if message.role is Role.ASSISTANT
+        )
         newest = next(replies, ())
         if marks and not newest:
             newest = next(filter(None, replies), ())
-        return Reply(before, link, lambda: Visible.of(text, calls), ids, marks, newest[-1] if newest else b"")
+        return Reply(
+            before, link, lambda: Visible.of(text, calls), ids, marks, newest[-1] if newest else b""
+        )
 
     def befores(self) -> set[bytes]:
-        """Return what the history before the coming reply may be in a later request: with the system messages at its
-        end, or without them, because some clients add a reminder to each request and keep none."""
+        """Return what the history before the coming reply may be in a later request: with the
+        system messages at its end, or without them, because some clients add a reminder to each
+        request and keep none."""
         end = len(self.transcript.messages)
         while end and self.transcript.messages[end - 1].role is Role.SYSTEM:
             end -= 1
         return {self.chain[-1], self.chain[end]}
 
     def snapshot_name(self, boundary: SummaryBoundary) -> str:
-        """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
+        """Return the name of the boundary's record: its history's meaning, our prompt's version,
+        and the model."""
         made = f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode("utf-8", "surrogatepass")
         variant = hashlib.sha256(made).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
@@ -279,14 +312,16 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.policy.offload.compress.model or self.request.model
 
     def refusable(self, namespace: str, addition: Addition) -> Refusable:
-        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone, which
-        the history up to the first request that we changed identifies."""
+        """Return what a refusal of this addition is about. If it names none, it is about this
+        conversation alone, which the history up to the first request that we changed identifies."""
         shape = self.request.shape
         if addition is Addition.ANY:
             roles = [message.role for message in self.transcript.messages]
             point = roles.index(Role.USER) + 1 if Role.USER in roles else 0
             shape = f"{shape} {self.chain[point if self.plan.empty else self.plan.first].hex()}"
-        return Refusable(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
+        return Refusable(
+            namespace, self.policy.upstream.base_url, self.request.model, addition, shape
+        )
 
 
 async def plan(
@@ -300,33 +335,45 @@ async def plan(
     refused: bool = False,
     pauses: Pauses | None = None,
 ) -> Planned | None:
-    """Read the history and plan for a window of so many of our tokens. Returns None if the request must not be changed.
-    `refused`: whether upstream has refused this request as too long. Raises Unplannable."""
+    """Read the history and plan for a window of so many of our tokens. Returns None if the request
+    must not be changed. `refused`: whether upstream has refused this request as too long. Raises
+    Unplannable."""
     names = request.names
-    if policy.offload.mode is Mode.OFF or names is None or request.obstacle_beside(policy.upstream.members):
+    if (
+        policy.offload.mode is Mode.OFF
+        or names is None
+        or request.obstacle_beside(policy.upstream.members)
+    ):
         return None
     if policy.offload.results and not request.has_tools:
-        names = OTHER_NAMES  # the client's own tools stand in its prompt, where their names cannot be seen
+        # the client's own tools stand in its prompt, where their names cannot be seen
+        names = OTHER_NAMES
         request = replace(request, names=names)
     policy = policy.for_request(has_tools=request.has_tools, unsent=request.unsent)
     defined = await reader.tool_tokens(request.tools, request.model, caller)
     before = await reader.tool_tokens(request.preamble, request.model, caller)
     reply = policy.upstream.reply_room(window)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
-    tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
+    tool_definition_tokens = (
+        OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
+    )
     harmless = policy.upstream.members
     terms = Terms(request.model, policy.offload, room, tool_definition_tokens, harmless=harmless)
 
     def planned(history: History) -> Planned:
         quoted = names_in(request.body, policy.offload.store_dir)
         plan = history.plan()
-        planned = Planned(dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted)
-        _ = planned.whole_for_summary, planned.last_point_digests  # here in a thread, because a history may be long
+        planned = Planned(
+            dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted
+        )
+        # here in a thread, because a history may be long
+        _ = planned.whole_for_summary, planned.last_point_digests
         return planned
 
     read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)
     found = await read(terms, then=planned)
-    moved = found.plan.moves or found.plan.standing.old  # more or earlier, if upstream's cache has expired meanwhile
+    # more or earlier, if upstream's cache has expired meanwhile
+    moved = found.plan.moves or found.plan.standing.old
     may_pause = moved and policy.offload.cached_read and found.cache_lifetime
     if pauses is not None and may_pause and (expired := await pauses(found)):
         found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
@@ -358,8 +405,10 @@ class Rendered(msgspec.Struct, frozen=True):
         reader: MessageCache,
         plan: Plan | None = None,
     ) -> Rendered:
-        """Render the plan with the records that exist. `plan` replaces the part of the plan that they allow."""
-        dialect, transcript = planned.dialect, planned.transcript
+        """Render the plan with the records that exist. `plan` replaces the part of the plan that
+        they allow."""
+        dialect = planned.dialect
+        transcript = planned.transcript
         plan = plan or planned.plan.shown(shown.boundary if shown else None)
         boundary, start = (shown.boundary, shown.boundary.end) if shown else (None, 0)
         sent = sent_rounds(planned, plan, rounds)
@@ -367,7 +416,11 @@ class Rendered(msgspec.Struct, frozen=True):
         altered = render.altered(dialect, transcript, plan, previews, boundary, planned.request)
         altered = corrected(planned, altered, start)
         entries = render.render(dialect, transcript, altered, shown=shown, rounds=sent)
-        altered |= {at: hidden.instead for at, hidden in sent.items() if hidden.instead is not None and at >= start}
+        altered |= {
+            at: hidden.instead
+            for at, hidden in sent.items()
+            if hidden.instead is not None and at >= start
+        }
         asked = planned.summary_asked
         if asked is not None and asked >= start and planned.policy.tools.inject is not Inject.NEVER:
             last = asked - len(planned.history)
@@ -389,49 +442,67 @@ class Rendered(msgspec.Struct, frozen=True):
 
     @property
     def injecting(self) -> bool:
-        """Whether our tools are added. Hidden rounds alone are a reason: an event that was shown while the request was
-        too large may be waiting again, and the history still has the calls of our tools from that time."""
+        """Whether our tools are added. Hidden rounds alone are a reason: an event that was shown
+        while the request was too large may be waiting again, and the history still has the calls of
+        our tools from that time."""
         inject = self.planned.policy.tools.inject
         offloading = not self.plan.empty or bool(self.rounds) or self.planned.recalls
         return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
 
     @property
     def moves_name(self) -> str:
-        """A name for all files together, which identifies the history up to the last one and the set of texts."""
-        moves, end = self.plan.moves, self.shown.boundary.end if self.shown else 0
+        """A name for all files together, which identifies the history up to the last one and the
+        set of texts."""
+        moves = self.plan.moves
+        end = self.shown.boundary.end if self.shown else 0
         last = max(max(moves, default=-1) + 1, end)
-        return f"{self.planned.chain[last].hex()}-{len(self.plan.events)}-{end}-{hash(tuple(moves)):x}"
+        return (
+            f"{self.planned.chain[last].hex()}-{len(self.plan.events)}-{end}-{hash(tuple(moves)):x}"
+        )
 
     def turn(self, usage: bool = True) -> Turn:
         """Return the turn that sends this request, and asks for its `usage`."""
         planned = self.planned
         definitions = our_definitions(planned) if self.injecting else []
-        left, rounds = planned.reply_left(self.tokens), planned.policy.tools.max_rounds
+        left = planned.reply_left(self.tokens)
+        rounds = planned.policy.tools.max_rounds
         return planned.dialect.turn(planned.request, self.entries, definitions, rounds, usage, left)
 
     def files(self) -> Files:
-        """Return the files that our tools can read, those of a waiting event included: it may have been shown."""
-        planned, boundary = self.planned, self.shown.boundary if self.shown else None
+        """Return the files that our tools can read, those of a waiting event included: it may have
+        been shown."""
+        planned = self.planned
+        boundary = self.shown.boundary if self.shown else None
         store_dir = planned.policy.offload.store_dir
-        return moved_files(planned.dialect, planned.transcript, planned.plan, store_dir, boundary, planned.chain)
+        return moved_files(
+            planned.dialect, planned.transcript, planned.plan, store_dir, boundary, planned.chain
+        )
 
     def originals(self) -> dict[str, Callable[[], str]]:
-        """Return functions that return the moved texts and the originals behind snapshots, by their files' names."""
+        """Return functions that return the moved texts and the originals behind snapshots, by their
+        files' names."""
         files = self.files()
         return {path.rpartition("/")[2]: partial(files.read, path) for path in files}
 
     def fitting(self, reader: MessageCache) -> Rendered:
-        """Return the request without the hidden rounds that do not fit the window. The oldest are left out first.
+        """Return the request without the hidden rounds that do not fit the window. The oldest are
+        left out first.
 
-        Each time that one more is left out, the prefix breaks near its beginning. So they leave in a few large groups,
-        of more than half of all tokens but the newest round's. The newest is left out only if it does not fit itself.
+        Each time that one more is left out, the prefix breaks near its beginning. So they leave in
+        a few large groups, of more than half of all tokens but the newest round's. The newest is
+        left out only if it does not fit itself.
         """
-        planned, rounds = self.planned, dict(self.found)
+        planned = self.planned
+        rounds = dict(self.found)
         start = self.shown.boundary.end if self.shown else 0
-        sizes = [(index, hidden.tokens if index >= start else 0) for index, hidden in sorted(self.rounds.items())]
+        sizes = [
+            (index, hidden.tokens if index >= start else 0)
+            for index, hidden in sorted(self.rounds.items())
+        ]
         excess = -planned.room.left(self.tokens)
         group = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
-        freed, enough = 0, -(-excess // group) * group
+        freed = 0
+        enough = -(-excess // group) * group
         for index, size in sizes:
             if freed >= (excess if index == sizes[-1][0] else enough):
                 break
@@ -439,7 +510,9 @@ class Rendered(msgspec.Struct, frozen=True):
             alone = planned.dialect.alone([rounds.pop(index)], planned.transcript.raws[index])
             if alone is not None:
                 rounds[index] = Hidden((), alone, ())
-        return replace(Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found)
+        return replace(
+            Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found
+        )
 
     def _replaced(self) -> list[int]:
         return render.replaced(self.planned.transcript, self.shown.boundary) if self.shown else []
@@ -472,7 +545,9 @@ def corrected(planned: Planned, altered: Mapping[int, Entry], start: int) -> dic
 def sent_rounds(planned: Planned, plan: Plan, rounds: Mapping[int, Hidden]) -> dict[int, Hidden]:
     """Return the hidden rounds as they are sent: long answers that were used are pointers."""
     least = planned.policy.offload.max_tool_message_tokens
-    return render.sent_rounds(planned.dialect, planned.transcript, plan, rounds, least, planned.names)
+    return render.sent_rounds(
+        planned.dialect, planned.transcript, plan, rounds, least, planned.names
+    )
 
 
 def our_definitions(planned: Planned) -> list[bytes]:

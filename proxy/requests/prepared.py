@@ -1,4 +1,5 @@
-"""A chat request with all that is known of it so far: ONE value, which each stage of its life fills in further.
+"""A chat request with all that is known of it so far: ONE value, which each stage of its life fills
+in further.
 
 parse ──> request, or why not ──plan──> planned ──render──> rendered, turn ──> it is sent as planned
                      │                     ├──nothing to change, or refused──> it is sent as it came
@@ -74,9 +75,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     request: Request | None = None
     """What the body says."""
     continued: bytes | None = None
-    """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
+    """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds
+    by its id."""
     declined: Declined | None = None
-    """The request that this one repeats for another model: it is planned and sent as that one was."""
+    """The request that this one repeats for another model: it is planned and sent as that one
+    was."""
     wish: Wish | None = None
     """What compaction the client asks for, as long as the proxy may serve it."""
     references: References = References()
@@ -112,7 +115,14 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         if self.turn is not None or said is None:
             return self.turn.spent if self.turn else Usage()
         cached, told = said.cached or 0, said.cached is not None
-        return Usage(said.prompt, said.completion, cached, said.written or 0, cache_told=told, largest=said.prompt)
+        return Usage(
+            said.prompt,
+            said.completion,
+            cached,
+            said.written or 0,
+            cache_told=told,
+            largest=said.prompt,
+        )
 
     def unrendered(self, **changes: Any) -> Prepared:
         """Return the request before it was rendered, with these changes."""
@@ -121,12 +131,14 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def only_observed(self) -> bool:
-        """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a holdout's group."""
+        """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a
+        holdout's group."""
         return self.observed or (self.planned is not None and self.planned.holdout is Holdout.KEPT)
 
     @property
     def records_cost(self) -> bool:
-        """Whether the outcome says what the client's own bytes cost: they are observed, or compared with a holdout."""
+        """Whether the outcome says what the client's own bytes cost: they are observed, or compared
+        with a holdout."""
         return self.only_observed or (self.in_force is not None and bool(self.in_force.holdout))
 
     @cached_property
@@ -150,10 +162,12 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @property
     def additions(self) -> frozenset[Addition]:
         """What is sent that the client did not send. `ANY` stands for all the rest."""
-        rendered, turn = self.rendered, self.turn
+        rendered = self.rendered
+        turn = self.turn
         if rendered is None or turn is None:
             return frozenset()
-        shown, leading = rendered.shown, rendered.planned.transcript.leading
+        shown = rendered.shown
+        leading = rendered.planned.transcript.leading
         usage = [Addition.USAGE] if turn.asks_usage else []
         place = [Addition.PLACE] if shown and leading and shown.role is SnapshotRole.AUTO else []
         strict = rendered.planned.strict or not rendered.injecting
@@ -167,7 +181,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def history_tokens(self) -> int:
-        """Tokens of the history as it is sent, or would be by a plan that is only observed; 0 if it was not counted."""
+        """Tokens of the history as it is sent, or would be by a plan that is only observed; 0 if it
+        was not counted."""
         known = self.rendered or self.foreseen or (self.planned and self.planned.history)
         return known.tokens if known else 0
 
@@ -176,7 +191,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         """Tokens of the whole prompt, likewise."""
         if self.planned is None:
             return 0
-        ours = self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
+        ours = (
+            self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
+        )
         return self.planned.head + self.history_tokens + (OUR_TOOLS_TOKENS if ours else 0)
 
     @property
@@ -205,23 +222,36 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         """The answers of our tools that became pointers at this request."""
         if self.rendered is None:
             return None
-        whole, sent = self.rendered.found, self.rendered.rounds
+        whole = self.rendered.found
+        sent = self.rendered.rounds
         places = newly_used(self.rendered.planned.history.items, self.rendered.plan)
-        left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
+        left = [
+            place for place in places if place in sent and sent[place].tokens < whole[place].tokens
+        ]
         before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
         return Answers(len(left), before, after) if left else None
 
     @property
     def unfollowed(self) -> bool:
-        """Whether something moved that the model may not read back, because the request did not fit whole."""
-        return self.rendered is not None and self.rendered.planned.request.forbids_ours and self.compacted > 0
+        """Whether something moved that the model may not read back, because the request did not fit
+        whole."""
+        return (
+            self.rendered is not None
+            and self.rendered.planned.request.forbids_ours
+            and self.compacted > 0
+        )
 
     @cached_property
     def words(self) -> str:
-        """What the plan did at this request, or what it waits for; without a plan, why there is none."""
-        words, planned, rendered = list[str](), self.planned, self.rendered
+        """What the plan did at this request, or what it waits for; without a plan, why there is
+        none."""
+        words = list[str]()
+        planned = self.planned
+        rendered = self.rendered
         if planned is not None and not self.reason:
-            plan, offload, window = planned.plan, planned.policy.offload, planned.room.window
+            plan = planned.plan
+            offload = planned.policy.offload
+            window = planned.room.window
             if planned.restores:
                 words.append(RESTORED)
             elif plan.empty and not self.pointed:
@@ -229,14 +259,24 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 if planned.unknown:
                     words[-1] += f"; {unknown_words(planned.unknown)}"
             else:
-                late = len(rendered.plan.events) < len(plan.events) if rendered else not (self.foreseen or plan.empty)
+                late = (
+                    len(rendered.plan.events) < len(plan.events)
+                    if rendered
+                    else not (self.foreseen or plan.empty)
+                )
                 if planned.relearned and window is not None:
-                    words.append(f"Planned again for a context window of {window:,}, which was learned.")
-                said = told(planned.history.items, plan, offload, window, late=late, answers=self.pointed)
+                    words.append(
+                        f"Planned again for a context window of {window:,}, which was learned."
+                    )
+                said = told(
+                    planned.history.items, plan, offload, window, late=late, answers=self.pointed
+                )
                 done = self.only_observed and not said.startswith("waiting")
                 words.append(f"Only observed; the plan: {said}" if done else said)
         if self.reason:
-            words.append(self.reason.words(self.obstacle, self.request.unknown if self.request else ()))
+            words.append(
+                self.reason.words(self.obstacle, self.request.unknown if self.request else ())
+            )
         if planned is not None and planned.summary_asked is not None:  # its operator should know
             limit = compacting.limit(
                 planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
@@ -251,14 +291,18 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
-        planned, limit = self.in_force, self.limit
+        planned = self.in_force
+        limit = self.limit
         if planned is None:
             why = self.words.encode()
             return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
         changed = self.compacted or self.compressed
         why = (" ".join(self._remarks) if changed else self.words).encode()
         return [
-            (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
+            (
+                b"x-offload-mode",
+                (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode(),
+            ),
             (b"x-offload-tokens-before", b"%d" % planned.tokens_before),
             (b"x-offload-tokens-after", b"%d" % self.tokens_after),
             (b"x-offload-compacted", b"%d" % self.compacted),
@@ -268,26 +312,36 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         ]
 
 
-# -- what became of it ------------------------------------------------------------------------------------------------
+# -- what became of it -----------------------------------------------------------------------------
 
 
 def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) -> Forecast:
-    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them. `unseen` is the
-    tokens before the history that the request had besides what is known of it."""
+    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them.
+    `unseen` is the tokens before the history that the request had besides what is known of it."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
     head = planned.head + unseen
-    return forecast(planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+    return forecast(
+        planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed
+    )
 
 
 def of_chat(
-    prepared: Prepared, client: Exchange, store_errors: Mapping[str, int], refused: Iterable[Addition] = ()
+    prepared: Prepared,
+    client: Exchange,
+    store_errors: Mapping[str, int],
+    refused: Iterable[Addition] = (),
 ) -> Outcome:
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
-    request, planned, rendered, spent = prepared.request, prepared.in_force, prepared.rendered, prepared.spent
+    request = prepared.request
+    planned = prepared.in_force
+    rendered = prepared.rendered
+    spent = prepared.spent
     before, after, basis = _costs(prepared)
-    kind, mode = Kind.UNTOUCHED, planned.policy.offload.mode if planned else Mode.OFF
+    kind = Kind.UNTOUCHED
+    mode = planned.policy.offload.mode if planned else Mode.OFF
     if prepared.foreseen:
-        kind, mode = Kind.OBSERVED, Mode.OBSERVE
+        kind = Kind.OBSERVED
+        mode = Mode.OBSERVE
     elif rendered:
         kind = Kind.OFFLOADED
     outcome = replace(
@@ -343,21 +397,34 @@ def _cause(planned: Planned) -> str:
 
 
 def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
-    """Return the cost of a request's input as it came and as it was sent, or would have been, and what both rest on.
+    """Return the cost of a request's input as it came and as it was sent, or would have been, and
+    what both rest on.
 
-    It is unknown if upstream did not say it of each round, as where the last one broke off: a part would look cheap.
-    The client's own bytes have costs only where they were looked at: observed, or to be compared with a holdout.
+    It is unknown if upstream did not say it of each round, as where the last one broke off: a part
+    would look cheap. The client's own bytes have costs only where they were looked at: observed, or
+    to be compared with a holdout.
     """
-    planned, said, turn, rendered = prepared.in_force, prepared.reported, prepared.turn, prepared.rendered
+    planned = prepared.in_force
+    said = prepared.reported
+    turn = prepared.turn
+    rendered = prepared.rendered
     if turn is not None and rendered is not None:
-        spent, planned = turn.spent, rendered.planned
+        spent = turn.spent
+        planned = rendered.planned
         if spent.said <= turn.rounds:
             return 0, 0, Basis.UNKNOWN
-        offload, head = planned.policy.offload, planned.head
+        offload = planned.policy.offload
+        head = planned.head
         sent = prepared.tokens_after + sum(use.tokens for use in prepared.uses)
         warm = spent.cached > 0 or event_at(planned.plan) is not None
-        came = cost_as_it_came(planned.history.items, offload, head, spent.largest / sent, cached=warm)
-        return came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED
+        came = cost_as_it_came(
+            planned.history.items, offload, head, spent.largest / sent, cached=warm
+        )
+        return (
+            came,
+            cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest),
+            Basis.BILLED,
+        )
     basis = Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED
     if prepared.foreseen is not None:
         return prepared.foreseen.before, prepared.foreseen.after, basis
@@ -368,7 +435,8 @@ def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
 
 
 def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
-    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
+    """Return the outcome of making a snapshot, which is reported separately because its request may
+    have ended."""
     return Outcome(
         request_id=job.name,
         tenant=job.tenant.name,
@@ -380,7 +448,9 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
         model=job.model,
         status=502 if fault else 200,
         fault=Fault.SUMMARY if fault else Fault.NONE,
-        cost_after=cost(job.offload, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        cost_after=cost(
+            job.offload, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens
+        ),
         usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
@@ -389,19 +459,22 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
     )
 
 
-# -- after a refusal --------------------------------------------------------------------------------------------------
+# -- after a refusal -------------------------------------------------------------------------------
 
 
 class Ladder:
-    """The forms of one request (`plan.turn`), with what upstream's replies teach and what earlier ones have taught. One
-    that is too long is first planned again, for the window that upstream named or that we guess."""
+    """The forms of one request (`plan.turn`), with what upstream's replies teach and what earlier
+    ones have taught. One that is too long is first planned again, for the window that upstream
+    named or that we guess."""
 
     def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
-        """Refusals teach only what is kept under the namespace `own`, until the client is `vouched` for."""
+        """Refusals teach only what is kept under the namespace `own`, until the client is `vouched`
+        for."""
         self._known = known
         self._dialect = dialect
         self._namespace = namespace
-        self._to_learn: list[Callable[[str], int]] = []  # of the request's refusals, for a namespace
+        # of the request's refusals, for a namespace
+        self._to_learn: list[Callable[[str], int]] = []
         self._learner = own
         self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
         self._window: int | None = None  # for which this request alone is planned
@@ -421,23 +494,34 @@ class Ladder:
     def first(self, prepared: Prepared, form: Form) -> Form:
         """Return `form` without the additions that upstream refuses, as far as is known."""
         planned = prepared.planned
-        if planned is None or not planned.may_change or not self._known.has_refusals(self._namespace):
+        if (
+            planned is None
+            or not planned.may_change
+            or not self._known.has_refusals(self._namespace)
+        ):
             return replace(form, without=frozenset())
         possible = [Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         possible += [Addition.LOOSE] if planned.among_strict else []
-        refused = [one for one in possible if self._known.refuses(planned.refusable(self._namespace, one))]
+        refused = [
+            one for one in possible if self._known.refuses(planned.refusable(self._namespace, one))
+        ]
         return replace(form, without=frozenset(refused))
 
     def next(self, prepared: Prepared, refusal: Refusal) -> Form | Refusal:
         """Return the next form after a refusal, or the refusal that the client gets."""
-        form, planned = prepared.form, prepared.planned
+        form = prepared.form
+        planned = prepared.planned
         complaint = self._dialect.complaint(refusal.status, refusal.said())
         carried = prepared.additions or form.without & FORGIVING
         if not carried:
             self._own = self._own or refusal
-        again = None if prepared.rounds else form.after(complaint, carried, changed=prepared.may_have_changed)
+        again = (
+            None
+            if prepared.rounds
+            else form.after(complaint, carried, changed=prepared.may_have_changed)
+        )
         if again is None:
             return refusal if complaint is Verdict.FINAL else self._own or refusal
         if complaint is Verdict.OVERFLOW and planned is not None:
@@ -455,15 +539,18 @@ class Ladder:
         return again
 
     def remark(self, policy: Policy, model: str) -> str:
-        """Return what upstream has shown of itself that its operator should know; empty if nothing."""
+        """Return what upstream has shown of itself that its operator should know; empty if
+        nothing."""
         return self._known.remark(self._namespace, policy, model)
 
     def note_read(self, prepared: Prepared, read: int) -> None:
-        """Learn from upstream's count of a prompt that it took. Images, audio and files have no count of ours."""
+        """Learn from upstream's count of a prompt that it took. Images, audio and files have no
+        count of ours."""
         planned = prepared.planned
         if planned is None or not read or planned.history.fixed:
             return
-        model, counted = planned.request.model, prepared.tokens_after
+        model = planned.request.model
+        counted = prepared.tokens_after
         self._known.note_read(self._namespace, planned.policy, model, counted, read)
 
     def vouched(self) -> None:
@@ -473,8 +560,11 @@ class Ladder:
             for learn in self._to_learn:
                 learn(self._namespace)
 
-    def learn(self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
-        """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
+    def learn(
+        self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]
+    ) -> None:
+        """Learn from a request that upstream took with the additions `carried`, having refused
+        those in `blamed`."""
         planned = prepared.planned
         if planned is None:
             return

@@ -1,15 +1,16 @@
 """A request's records in the store: snapshots, hidden rounds, originals, pauses.
 
-A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Any lookup may find nothing, because a request can be
-served without its records.
+A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Any lookup may find nothing,
+because a request can be served without its records.
 
-Records end with a seal: one more JSON member with the SHA-256 of the record without it and of its key, so that a record
-under another one's key is no better than a damaged one. A damaged record counts as absent. It is deleted, because
-otherwise no good one could be stored under its key.
+Records end with a seal: one more JSON member with the SHA-256 of the record without it and of its
+key, so that a record under another one's key is no better than a damaged one. A damaged record
+counts as absent. It is deleted, because otherwise no good one could be stored under its key.
 
-A hidden round is found by the history that ends with its reply. For clients that rewrite that, it is also kept under
-the history before the reply, and under the reply's anchors. Several replies may share one of these: a history may be
-sent several times, or to several models. So each of these has `PLACES`.
+A hidden round is found by the history that ends with its reply. For clients that rewrite that, it
+is also kept under the history before the reply, and under the reply's anchors. Several replies may
+share one of these: a history may be sent several times, or to several models. So each of these has
+`PLACES`.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Run(Protocol):
 
 
 class _Round(msgspec.Struct, frozen=True):
-    """The hidden rounds of a reply, and the reply as the client saw it. A record without rounds says that another reply
-    with the same place hid nothing; `visible` is None if it is not known which one."""
+    """The hidden rounds of a reply, and the reply as the client saw it. A record without rounds
+    says that another reply with the same place hid nothing; `visible` is None if it is not known
+    which one."""
 
     before: list[Raw] = []
     instead: Raw = rawjson.NULL
@@ -78,12 +80,14 @@ class _Round(msgspec.Struct, frozen=True):
 
     def hidden(self) -> Hidden:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
-        before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
+        before = tuple(map(bytes, self.before))
+        after = tuple(map(bytes, self.after))
         return Hidden(before, instead, after, tuple(self.sizes), self.api, self.model)
 
     @property
     def hides(self) -> bool:
-        """Whether anything is hidden. The reply may be another one than the client saw, and nothing more."""
+        """Whether anything is hidden. The reply may be another one than the client saw, and nothing
+        more."""
         return bool(self.before or self.after) or not rawjson.is_null(self.instead)
 
     def differs(self, other: _Round) -> bool:
@@ -109,7 +113,8 @@ class _Compaction(msgspec.Struct, frozen=True):
 
 
 class References(msgspec.Struct, frozen=True):
-    """The references that a request brings: their digests, and all that stands behind them, by name, oldest first."""
+    """The references that a request brings: their digests, and all that stands behind them, by
+    name, oldest first."""
 
     digests: Sequence[str] = ()
     files: Mapping[str, Behind] = {}
@@ -148,16 +153,25 @@ class Records:
     def key(self, kind: str, name: str) -> str:
         return f"{self.namespace}/{kind}/{name}"
 
-    async def _put(self, name: str, record: msgspec.Struct, *, keep: bool = True, sure: bool = False) -> Put:
+    async def _put(
+        self, name: str, record: msgspec.Struct, *, keep: bool = True, sure: bool = False
+    ) -> Put:
         key = self.key(KINDS[type(record)], name)
-        return await self._visit.put(key, sealed(key, msgspec.json.encode(record)), keep=keep, sure=sure)
+        return await self._visit.put(
+            key, sealed(key, msgspec.json.encode(record)), keep=keep, sure=sure
+        )
 
-    async def read(self, kind: type[RecordT], names: Sequence[str], *, final: bool = False) -> list[RecordT | None]:
-        """Return the records with these names, with None for each that does not exist. With `final`, one that is absent
-        now stays so for this process."""
-        keys, found = [self.key(KINDS[kind], name) for name in names], list[bytes | None]()
+    async def read(
+        self, kind: type[RecordT], names: Sequence[str], *, final: bool = False
+    ) -> list[RecordT | None]:
+        """Return the records with these names, with None for each that does not exist. With
+        `final`, one that is absent now stays so for this process."""
+        keys = [self.key(KINDS[kind], name) for name in names]
+        found = list[bytes | None]()
         for at in range(0, len(keys), MOST_LOOKUPS):
-            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=intact)
+            found += await self._visit.get_many(
+                keys[at : at + MOST_LOOKUPS], final=final, intact=intact
+            )
             await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
         return [None if value is None else _decoded(value, kind) for value in found]
 
@@ -168,7 +182,8 @@ class Records:
 
         If the store fails, this process keeps the record, which was paid for, and puts it later.
         """
-        for again in (False, True):  # reading deletes an existing record if it is damaged; others delete them, too
+        # reading deletes an existing record if it is damaged; others delete them, too
+        for again in (False, True):
             if await self._put(name, snapshot, sure=again) is not Put.EXISTED:
                 return snapshot
             [winner] = await self.read(Snapshot, [name])
@@ -177,7 +192,8 @@ class Records:
         return snapshot
 
     async def compactions(self, digests: Sequence[str]) -> tuple[dict[str, str], References]:
-        """Return the snapshots that references lead to, with words for each that is not stored, and the references."""
+        """Return the snapshots that references lead to, with words for each that is not stored, and
+        the references."""
         texts: dict[str, str] = {}
         files: dict[str, Behind] = {}
         for digest, record in zip(digests, await self.read(_Compaction, digests), strict=True):
@@ -189,8 +205,8 @@ class Records:
         return texts, References(digests, files)
 
     async def keep_compaction(self, text: str, files: Mapping[str, Behind]) -> str:
-        """Store a snapshot with what stands behind it. Returns the digest for a reference to it once the store has it,
-        else an empty string."""
+        """Store a snapshot with what stands behind it. Returns the digest for a reference to it
+        once the store has it, else an empty string."""
         newest = list(files.items())[-MOST_BEHIND:]
         record = _Compaction(text, dict(newest))
         digest = _digest_of(record)
@@ -200,8 +216,9 @@ class Records:
         return digest if stored else ""
 
     async def renew(self, references: References, quoted: Collection[str]) -> None:
-        """Let the ages begin anew of these references' records, of what stands behind them, and of the texts that a
-        request quotes by name. Records older than a day are renewed, because they are in use."""
+        """Let the ages begin anew of these references' records, of what stands behind them, and of
+        the texts that a request quotes by name. Records older than a day are renewed, because they
+        are in use."""
         names = dict.fromkeys([*references.files, *sorted(quoted)[:MOST_BEHIND]])
         keys = [self.key(KINDS[_Compaction], digest) for digest in references.digests]
         keys += [self.key("originals", name) for name in names]
@@ -209,15 +226,19 @@ class Records:
         await self._visit.anew().renew(self.key("renewed", together), keys)
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
-        """Return the seconds before these requests after which upstream's cache had expired, for those that have such a
-        record. If the last one has none, another replica may still be about to write it, for the same request."""
+        """Return the seconds before these requests after which upstream's cache had expired, for
+        those that have such a record. If the last one has none, another replica may still be about
+        to write it, for the same request."""
         names = _for_model([digest.hex() for digest in points], model)
-        past, last = await asyncio.gather(self.read(_Paused, names[:-1], final=True), self.read(_Paused, names[-1:]))
+        past, last = await asyncio.gather(
+            self.read(_Paused, names[:-1], final=True), self.read(_Paused, names[-1:])
+        )
         found = zip(points, [*past, *last], strict=True)
         return {digest: record.seconds for digest, record in found if record is not None}
 
     async def keep_pause(self, point: bytes, model: str, seconds: int) -> dict[bytes, int]:
-        """Store a pause, and return it as every later request finds it: nothing if it could not be stored in time."""
+        """Store a pause, and return it as every later request finds it: nothing if it could not be
+        stored in time."""
         [name] = _for_model([point.hex()], model)
         await self._put(name, _Paused(seconds), keep=False)
         return await self.pauses([point], model)
@@ -227,10 +248,13 @@ class Records:
     async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, list[Hidden]]:
         """Return the hidden rounds of these replies, by their indexes, for a request to this model.
 
-        A reply is found by the history that ends with it, by the history before it, or by itself: a client may rewrite
-        the reply, or what precedes it, or make one reply of several. Each round is put back once.
+        A reply is found by the history that ends with it, by the history before it, or by itself: a
+        client may rewrite the reply, or what precedes it, or make one reply of several. Each round
+        is put back once.
         """
-        places = {index: [reply.link, reply.before, *reply.anchors()] for index, reply in replies.items()}
+        places = {
+            index: [reply.link, reply.before, *reply.anchors()] for index, reply in replies.items()
+        }
         wanted = [_name(place) for ones in places.values() for place in ones]
         found = dict(zip(wanted, await self.read(_Round, wanted, final=True), strict=True))
         rounds: dict[int, list[Hidden]] = {}
@@ -244,11 +268,14 @@ class Records:
                 used += ours
         return rounds
 
-    async def _recognised(self, reply: Reply, first: Mapping[bytes, _Round], model: str) -> list[_Round]:
+    async def _recognised(
+        self, reply: Reply, first: Mapping[bytes, _Round], model: str
+    ) -> list[_Round]:
         """Return the rounds of a reply, `first` being the first records at its places.
 
-        The history that ends with the reply is enough for a round of the same model. Otherwise the reply must fit what
-        the client saw, and if several rounds fit a place, none is the right one.
+        The history that ends with the reply is enough for a round of the same model. Otherwise the
+        reply must fit what the client saw, and if several rounds fit a place, none is the right
+        one.
         """
         ours: list[_Round] = []
         for place, one in first.items():
@@ -259,8 +286,14 @@ class Records:
             exact = next((one for one in there if place == reply.link and one.model == model), None)
             if exact is not None:
                 return [exact]
-            fitting = [one for one in there if one.visible is None or _fits(one.visible, reply, place)]
-            if len(there) == PLACES or not fitting or any(one.differs(fitting[0]) for one in fitting):
+            fitting = [
+                one for one in there if one.visible is None or _fits(one.visible, reply, place)
+            ]
+            if (
+                len(there) == PLACES
+                or not fitting
+                or any(one.differs(fitting[0]) for one in fitting)
+            ):
                 continue
             if not fitting[0].hides:
                 continue  # its record only says that there is another reply with the same place
@@ -271,9 +304,10 @@ class Records:
         return ours
 
     async def remember(self, hidden: Hidden, places: Collection[bytes], visible: Visible) -> None:
-        """Store the hidden rounds of a reply at its places: under the digests of the history that ends with it as the
-        client saw it, and of the history before it, and under its anchors."""
-        before, after = [*map(Raw, hidden.before)], [*map(Raw, hidden.after)]
+        """Store the hidden rounds of a reply at its places: under the digests of the history that
+        ends with it as the client saw it, and of the history before it, and under its anchors."""
+        before = [*map(Raw, hidden.before)]
+        after = [*map(Raw, hidden.after)]
         instead = Raw(hidden.instead or b"null")
         record = _Round(before, instead, after, [*hidden.sizes], visible, hidden.api, hidden.model)
         await asyncio.gather(*(self._keep_at(place, record) for place in places))
@@ -293,7 +327,8 @@ class Records:
                 self._visit.note_put(self._hid_nothing(place))
 
     def _hid_nothing(self, place: bytes) -> str:
-        """Return a key for the memory of this process alone: a reply with this place hid nothing."""
+        """Return a key for the memory of this process alone: a reply with this place hid
+        nothing."""
         return self.key(KINDS[_Round], extend(place, b"hid nothing").hex())
 
     async def _keep_at(self, place: bytes, record: _Round) -> None:
@@ -319,7 +354,8 @@ class Records:
         await self._put(_continuation(credit), record)
 
     async def continuation(self, shown: str) -> Continuation | None:
-        """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
+        """Return how to go on from a reply that the client knows by this id; None if upstream knows
+        it by the same."""
         [record] = await self.read(_Continued, [_continuation(shown)])
         if record is None:
             return None
@@ -328,8 +364,11 @@ class Records:
 
     async def keep_continuation(self, continuation: Continuation) -> None:
         """Store how to go on from a reply with hidden rounds."""
-        rounds, after = map(rawjson.encodable, continuation.rounds), map(Raw, continuation.after)
-        record = _Continued(rounds=list(rounds), after=list(after), reply=Raw(continuation.reply or b"null"))
+        rounds = map(rawjson.encodable, continuation.rounds)
+        after = map(Raw, continuation.after)
+        record = _Continued(
+            rounds=list(rounds), after=list(after), reply=Raw(continuation.reply or b"null")
+        )
         await self._put(_continuation(continuation.shown), record)
 
     async def forget_continuation(self, shown: str) -> None:
@@ -341,22 +380,28 @@ class Records:
         return self._visit.was_put(self.key("originals", of))
 
     async def original(self, name: str) -> str | None:
-        """Return a text that was moved out of a conversation of this namespace; None if it is not there, or damaged."""
+        """Return a text that was moved out of a conversation of this namespace; None if it is not
+        there, or damaged."""
         [found] = await self._visit.get_many([self.key("originals", name)], intact=_is_original)
         text = None if found is None else original_of(name, found)
         return None if text is None else text.decode("utf-8", "surrogatepass")
 
     async def keep_originals(
-        self, of: str, texts: Mapping[str, Callable[[], str]], run: Run, index: Mapping[str, bytes] = {}
+        self,
+        of: str,
+        texts: Mapping[str, Callable[[], str]],
+        run: Run,
+        index: Mapping[str, bytes] = {},
     ) -> bool:
-        """Write moved texts for later conversations and for people, and then the records of their `index`, by their
-        keys. Returns whether all are there.
+        """Write moved texts for later conversations and for people, and then the records of their
+        `index`, by their keys. Returns whether all are there.
 
-        `of` names all of this together, because every later request of the conversation has it again. A long history
-        has thousands of texts, so each write has a visit of its own. `run` runs the reading of one text, which can take
-        long.
+        `of` names all of this together, because every later request of the conversation has it
+        again. A long history has thousands of texts, so each write has a visit of its own. `run`
+        runs the reading of one text, which can take long.
         """
-        missing, waited = 0, not comes_later()
+        missing = 0
+        waited = not comes_later()
         for number, (key, value) in enumerate(self._originals(texts, index).items(), 1):
             if not self._visit.was_put(key):
                 done = await self._visit.anew().put(key, await run(value), keep=False, sync=waited)
@@ -372,8 +417,9 @@ class Records:
     async def ensure_originals(
         self, texts: Mapping[str, Callable[[], str]], run: Run, index: Mapping[str, bytes]
     ) -> bool:
-        """Do the same for a client that drops the texts once this is done. Whatever was written before, the store is
-        asked, and a damaged record is written again. Returns whether all are there."""
+        """Do the same for a client that drops the texts once this is done. Whatever was written
+        before, the store is asked, and a damaged record is written again. Returns whether all are
+        there."""
 
         async def kept(key: str, value: Callable[[], bytes]) -> bool:
             whole = _is_original if key in originals else intact
@@ -411,7 +457,8 @@ def _fits(visible: Visible, reply: Reply, place: bytes) -> bool:
 
 @lru_cache(REMEMBERED)
 def _name(place: bytes, number: int = 0) -> str:
-    """Return the name of a place's record. The requests of a conversation look for the same ones."""
+    """Return the name of a place's record. The requests of a conversation look for the same
+    ones."""
     return extend(place, b"place %d" % number).hex()
 
 
@@ -422,7 +469,8 @@ def _for_model(names: Sequence[str], model: str) -> list[str]:
 
 
 def _digest_of(record: _Compaction) -> str:
-    """Return the digest in references to a compaction. Nobody guesses it, and no other content has it."""
+    """Return the digest in references to a compaction. Nobody guesses it, and no other content has
+    it."""
     return hashlib.sha256(msgspec.json.encode(record)).hexdigest()
 
 
@@ -435,8 +483,9 @@ def _continuation(shown: str) -> str:
 
 
 def original_of(name: str, value: bytes) -> bytes | None:
-    """Return the text with this name if it is what was written. A name has the beginning of its text's digest; the
-    messages behind a summary are named after their history, and end with a line that seals them."""
+    """Return the text with this name if it is what was written. A name has the beginning of its
+    text's digest; the messages behind a summary are named after their history, and end with a line
+    that seals them."""
     if digest := digest_in(name):
         return value if hashlib.sha256(value).hexdigest().startswith(digest) else None
     text, _, seal = value.rpartition(b"\n")
@@ -449,7 +498,12 @@ def _is_original(key: str, value: bytes) -> bool:
 
 def _encoded(name: str, text: Callable[[], str]) -> bytes:
     whole = text()
-    made = b"".join([whole[at : at + CHUNK].encode("utf-8", "surrogatepass") for at in range(0, len(whole), CHUNK)])
+    made = b"".join(
+        [
+            whole[at : at + CHUNK].encode("utf-8", "surrogatepass")
+            for at in range(0, len(whole), CHUNK)
+        ]
+    )
     return made if digest_in(name) else b"%b\n%b" % (made, _seal(name, made))
 
 
@@ -474,13 +528,14 @@ def _unmasked(value: Any) -> Any:
     return rawjson.unmasked(value) if isinstance(value, Raw) else value
 
 
-# -- seals ---------------------------------------------------------------------------------------------------------
+# -- seals -----------------------------------------------------------------------------------------
 
 _SEAL_BYTES = len(',"sha256":""}') + 64
 
 
 def sealed(key: str, record: bytes) -> bytes:
-    """Return a JSON object's bytes with the digest of them and their key added as the last member."""
+    """Return a JSON object's bytes with the digest of them and their key added as the last
+    member."""
     return b'%b,"sha256":"%b"}' % (record[:-1], _seal(key, record))
 
 

@@ -1,4 +1,5 @@
-"""What clients send in the place of what our records have: references to compacted histories, and ids of kept replies.
+"""What clients send in the place of what our records have: references to compacted histories, and
+ids of kept replies.
 
 A client asks upstream to compact its history. Who serves it?
 
@@ -6,7 +7,8 @@ A client asks upstream to compact its history. Who serves it?
         └──> of all: the plan is cut at its end, and the client gets a reference to the snapshot
         └──> as upstream sees fit: the wish is left out, because the plan keeps the history short
 
-A client asks for a reply that upstream keeps: it knows one id, and upstream has a reply for each round.
+A client asks for a reply that upstream keeps: it knows one id, and upstream has a reply for each
+round.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ platform.claude.com/docs/en/build-with-claude/compaction, 2026-11."""
 async def read(
     dialect: Dialect, path: bytes, request: Request, records: Records, run: Run
 ) -> tuple[Request, Wish | None, References]:
-    """Return the request without references and without a wish for compaction, the wish, and the references. Raises
-    Unplannable."""
-    asked, names = request, list[str]()
+    """Return the request without references and without a wish for compaction, the wish, and the
+    references. Raises Unplannable."""
+    asked = request
+    names = list[str]()
     if dialect.name in NATIVE and MARK in request.body:
         names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
     brought = References()
@@ -64,8 +67,14 @@ async def read(
 
 def compacts(prepared: Prepared, dialect: Dialect) -> bool:
     """Whether the proxy serves the compaction that the client asks for."""
-    planned, policy = prepared.planned, prepared.tenant.policy
-    if planned is None or prepared.unplanned or prepared.only_observed or policy.compaction is Compaction.PASSTHROUGH:
+    planned = prepared.planned
+    policy = prepared.tenant.policy
+    if (
+        planned is None
+        or prepared.unplanned
+        or prepared.only_observed
+        or policy.compaction is Compaction.PASSTHROUGH
+    ):
         return False
     if all(message.role is Role.SYSTEM for message in planned.history.messages):
         return False  # upstream says better that there is nothing to compact
@@ -75,17 +84,21 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
 
 
 def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
-    """Return the request as the client sent it, for upstream to compact. `obstacle` is why the proxy does not."""
+    """Return the request as the client sent it, for upstream to compact. `obstacle` is why the
+    proxy does not."""
     body = None if wish.request is wish.came else wish.request.body
     obstacle = obstacle or wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
-    return prepared.unrendered(planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle)
+    return prepared.unrendered(
+        planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle
+    )
 
 
 def reply_to_wish(
     planned: Planned, came: Request, path: bytes, text: str, digest: str, reader: MessageCache
 ) -> tuple[list[Header], bytes]:
-    """Return the head and the body of the reply with the reference to the snapshot `text`, which has this digest."""
+    """Return the head and the body of the reply with the reference to the snapshot `text`, which
+    has this digest."""
     request = replace(came, model=planned.request.model)
     tokens = planned.history.tokens, reader.count(text, request.model)
     body = planned.dialect.compaction_reply(path, request, text, digest, tokens, int(time.time()))
@@ -100,7 +113,8 @@ Send = Callable[[str], Awaitable[UpstreamReply]]
 
 
 class KeptReplies:
-    """Shows and deletes replies that upstream keeps. Where a reply had one round, the relay does."""
+    """Shows and deletes replies that upstream keeps. Where a reply had one round, the relay
+    does."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -115,21 +129,28 @@ class KeptReplies:
         work = self._serve(client, tenant, records, known)
         await relay.served(client, self._services.sink, work, lambda: outcome)
 
-    async def _serve(self, client: Exchange, tenant: Tenant, records: Records, known: Continuation) -> None:
-        services, content = self._services, await client.body(GATHERED)
+    async def _serve(
+        self, client: Exchange, tenant: Tenant, records: Records, known: Continuation
+    ) -> None:
+        services = self._services
+        content = await client.body(GATHERED)
         start, _, query = client.target.partition(b"?")
 
         async def send(id: str) -> UpstreamReply:
             path = start[: start.rindex(b"/") + 1] + quote(id, safe="").encode()
             target = path + (b"?" + query if query else b"")
-            return await services.upstream.send(services.relay.request(client, tenant, content, target))
+            return await services.upstream.send(
+                services.relay.request(client, tenant, content, target)
+            )
 
         with client.present():
             client.sent = time.perf_counter()
             if client.method == "DELETE":
                 await _delete(client, records, known, send)
             elif parse_qs(query).get(b"stream", [b""])[-1] == b"true":
-                raise ClientFault("This reply took several rounds and can only be shown whole: ask without `stream`")
+                raise ClientFault(
+                    "This reply took several rounds and can only be shown whole: ask without `stream`"
+                )
             else:
                 await _show(client, known, send)
 
@@ -148,7 +169,8 @@ async def _show(client: Exchange, known: Continuation, send: Send) -> None:
 
 
 async def _delete(client: Exchange, records: Records, known: Continuation, send: Send) -> None:
-    """Delete all rounds, the one that the client knows last: if another one fails, the client can try again."""
+    """Delete all rounds, the one that the client knows last: if another one fails, the client can
+    try again."""
     for id in known.rounds:
         if id == known.shown:
             continue

@@ -1,4 +1,5 @@
-"""Relays a request and its reply byte for byte, as they arrive, and reads the replies that are no chat."""
+"""Relays a request and its reply byte for byte, as they arrive, and reads the replies that are no
+chat."""
 
 from __future__ import annotations
 
@@ -31,24 +32,28 @@ from proxy.upstream.headers import (
 )
 
 GATHERED = 1 << 20
-"""Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no upstream connection.
-Larger bodies, which are uploads, are relayed as they arrive."""
+"""Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no
+upstream connection. Larger bodies, which are uploads, are relayed as they arrive."""
 
 ENDING = 4 << 10
-"""Bytes at either end of a reply that are looked at. Its usage takes less than one KiB, and little follows it."""
+"""Bytes at either end of a reply that are looked at. Its usage takes less than one KiB, and little
+follows it."""
 
 DECODED = 2 << 20
-"""The most bytes into which a chunk of a reply is decompressed to see its end. That takes a few milliseconds."""
+"""The most bytes into which a chunk of a reply is decompressed to see its end. That takes a few
+milliseconds."""
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding", *DIGESTS)
 IDEMPOTENCY_KEY = b"idempotency-key"
 ANOTHER = (*REWRITTEN, IDEMPOTENCY_KEY)
-"""Headers that a second body must not have: upstream would take its idempotency key for the first body's."""
+"""Headers that a second body must not have: upstream would take its idempotency key for the first
+body's."""
 
 WHOLE_LIMIT = 32 << 20
 """Most bytes of a reply that is not a stream."""
 REFUSAL_SECONDS = 15.0
-"""Seconds for which we read a refusal's body. What it says comes first, and another try may serve the client."""
+"""Seconds for which we read a refusal's body. What it says comes first, and another try may serve
+the client."""
 REFUSAL_LIMIT = 128 << 10
 """Most bytes of a refusal, compressed or not, that we read to understand it."""
 _BOUND = b"content-encoding", b"content-length"
@@ -65,7 +70,8 @@ Sink = Callable[[Outcome], None]
 
 
 class Relay:
-    """Serves every request that is neither a chat nor ours, and makes the upstream request for an unchanged chat."""
+    """Serves every request that is neither a chat nor ours, and makes the upstream request for an
+    unchanged chat."""
 
     def __init__(self, settings: Settings, upstream: UpstreamClient, sink: Sink) -> None:
         self._first_byte_timeout = settings.first_byte_timeout
@@ -78,10 +84,14 @@ class Relay:
         await served(client, self._sink, self._exchange(client, tenant), lambda: outcome)
 
     def request(
-        self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes], target: bytes = b""
+        self,
+        client: Exchange,
+        tenant: Tenant,
+        content: bytes | AsyncIterator[bytes],
+        target: bytes = b"",
     ) -> UpstreamRequest:
-        """Return the client's request for upstream, with this body and the credentials that the tenant uses. `target`:
-        the path and query if they are not the client's."""
+        """Return the client's request for upstream, with this body and the credentials that the
+        tenant uses. `target`: the path and query if they are not the client's."""
         upstream = tenant.policy.upstream
         anthropic = client.api == MESSAGES.name
         client.relocated = partial(location_for, upstream.base_url, anthropic=anthropic)
@@ -90,7 +100,9 @@ class Relay:
             url=url_for(upstream.base_url, target or client.target, anthropic=anthropic),
             headers=request_headers(
                 client.headers,
-                tenant.credential(upstream, anthropic=anthropic and not client.path.endswith(_VERTEX)),
+                tenant.credential(
+                    upstream, anthropic=anthropic and not client.path.endswith(_VERTEX)
+                ),
             ),
             content=content,
             connect_timeout=upstream.connect_timeout,
@@ -109,9 +121,12 @@ class Relay:
         first: bool,
         target: bytes = b"",
     ) -> UpstreamRequest:
-        """Return the client's request with another body, and with the idempotency key only if it is the `first` one. If
-        it is to be sent without thinking, upstream is asked to drop what it would refuse. `target` as above."""
-        request = rewritten(self.request(client, tenant, body, target), body, REWRITTEN if first else ANOTHER)
+        """Return the client's request with another body, and with the idempotency key only if it is
+        the `first` one. If it is to be sent without thinking, upstream is asked to drop what it
+        would refuse. `target` as above."""
+        request = rewritten(
+            self.request(client, tenant, body, target), body, REWRITTEN if first else ANOTHER
+        )
         if Addition.THINKING in without and body:
             body, headers = dialect.forgiving(body, request.headers)
             request = rewritten(replace(request, headers=Headers(headers)), body)
@@ -129,17 +144,25 @@ class Relay:
                 await pass_on(reply, client)
 
 
-def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes] = REWRITTEN) -> UpstreamRequest:
+def rewritten(
+    request: UpstreamRequest, body: bytes, dropped: Collection[bytes] = REWRITTEN
+) -> UpstreamRequest:
     """Return the client's own request with another body and without the headers in `dropped`."""
     kept = request.headers.without(dropped)
-    headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
+    headers = Headers(
+        (*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body)))
+    )
     return replace(request, content=body, headers=headers)
 
 
-async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
-    """Await `work`, which replies to the client, and give the sink one outcome whatever happens: what `outcome` returns
-    at the end, with status, times and fault. A client that is still there gets an error before the reply began."""
-    fault, detail = Fault.NONE, ""
+async def served(
+    client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]
+) -> None:
+    """Await `work`, which replies to the client, and give the sink one outcome whatever happens:
+    what `outcome` returns at the end, with status, times and fault. A client that is still there
+    gets an error before the reply began."""
+    fault = Fault.NONE
+    detail = ""
     try:
         await work
     except ClientGone:
@@ -168,8 +191,9 @@ async def pass_on(
     watch: Callable[[bytes], object] = ignore,
     read: bytes = b"",
 ) -> None:
-    """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. `read` was
-    read of it before. Raises UpstreamFault if it breaks off; an uncompressed stream then ends with an `error_event`."""
+    """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to
+    `watch`. `read` was read of it before. Raises UpstreamFault if it breaks off; an uncompressed
+    stream then ends with an `error_event`."""
     client.error_event = None
     if error_event is not None and is_stream(reply) and not any(map(reply.headers.get_all, _BOUND)):
         client.error_event = lambda error: b"\n\n" + error_event(error)
@@ -191,9 +215,9 @@ async def pass_on(
 
 
 class ReplyEnds:
-    """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
-    upstream says what the request cost; some streams say at their beginning what the prompt cost. Both are
-    decompressed, or empty if that is not possible."""
+    """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status,
+    and the end, where upstream says what the request cost; some streams say at their beginning what
+    the prompt cost. Both are decompressed, or empty if that is not possible."""
 
     def __init__(self, reply: UpstreamReply) -> None:
         self.first = self.last = b""
@@ -219,28 +243,39 @@ class ReplyEnds:
                 if size > max(DECODED, len(chunk)):
                     raise BadEncoding("too large to be decompressed on the event loop")
         except BadEncoding:
-            self._decoder, self.first, self.last = None, b"", b""
+            self._decoder = None
+            self.first = b""
+            self.last = b""
 
 
-# -- replies that are read --------------------------------------------------------------------------------------------
+# -- replies that are read -------------------------------------------------------------------------
 
 
 class Refusal(OffloadError):
-    """Upstream did not answer 200, or it sent an `error` in the place of a reply. `body` is as it came."""
+    """Upstream did not answer 200, or it sent an `error` in the place of a reply. `body` is as it
+    came."""
 
     def __init__(
-        self, status: int, headers: Headers, body: bytes, error: bytes | None = None, *, whole: bool = True
+        self,
+        status: int,
+        headers: Headers,
+        body: bytes,
+        error: bytes | None = None,
+        *,
+        whole: bool = True,
     ) -> None:
         super().__init__(f"upstream answered {status}")
         self.status = status
         self.headers = headers
         self.body = body
         self.whole = whole
-        """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read only in part."""
+        """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read
+        only in part."""
         self._error = error
 
     def said(self) -> bytes:
-        """Return the error, or the beginning of the body decompressed, or the body as it came if that fails."""
+        """Return the error, or the beginning of the body decompressed, or the body as it came if
+        that fails."""
         if self._error is not None:
             return self._error
         encoding = b",".join(self.headers.get_all(b"content-encoding"))
@@ -251,9 +286,10 @@ class Refusal(OffloadError):
 
 
 async def refusal(reply: UpstreamReply) -> Refusal:
-    """Read a reply whose status is not 200, as it came and as far as that is possible within our bounds. Reading
-    `reply` then goes on where we stopped."""
-    read, whole = bytearray(), False
+    """Read a reply whose status is not 200, as it came and as far as that is possible within our
+    bounds. Reading `reply` then goes on where we stopped."""
+    read = bytearray()
+    whole = False
     with suppress(TimeoutError, UpstreamFault):
         async with asyncio.timeout(REFUSAL_SECONDS):
             async for chunk in reply:
@@ -277,6 +313,7 @@ async def body(reply: UpstreamReply) -> bytes:
 
 
 def is_stream(reply: UpstreamReply, otherwise: bool = False) -> bool:
-    """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
+    """Return whether a reply is a stream, by its content type, or `otherwise` if that does not
+    say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and not any(one in kinds for one in _WHOLE))

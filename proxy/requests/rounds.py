@@ -1,8 +1,8 @@
-"""What a process's requests share, and what the rounds of one request need of it: upstream, the answers to calls of our
-tools, and the records.
+"""What a process's requests share, and what the rounds of one request need of it: upstream, the
+answers to calls of our tools, and the records.
 
-The answers are read from the files of the request itself, from the records of texts that it quotes, and, if the policy
-says so, from what the caller's last conversations moved.
+The answers are read from the files of the request itself, from the records of texts that it quotes,
+and, if the policy says so, from what the caller's last conversations moved.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-READING, READ_AT_ONCE, BEHIND_CHARS = 10.0, 16, 32 << 20
-"""Seconds that one call may wait for texts behind references, how many are read at once, and about how many characters
-of them one request holds."""
+READING = 10.0
+READ_AT_ONCE = 16
+BEHIND_CHARS = 32 << 20
+"""Seconds that one call may wait for texts behind references, how many are read at once, and about
+how many characters of them one request holds."""
 NAMED = 4
 """The most names of files in a call's path that are looked for in the request."""
 
@@ -76,8 +78,8 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What all requests of a process share: `reader` measures histories, `known` is what upstreams have shown,
-    `sink` gets all outcomes."""
+    """What all requests of a process share: `reader` measures histories, `known` is what upstreams
+    have shown, `sink` gets all outcomes."""
 
     settings: Settings
     upstream: UpstreamClient
@@ -93,8 +95,8 @@ class Services:
 
 
 class Rounds:
-    """`rendered` is the request that is sent. The calls of our tools are added to `prepared.uses`, as the outcome
-    reports them."""
+    """`rendered` is the request that is sent. The calls of our tools are added to `prepared.uses`,
+    as the outcome reports them."""
 
     def __init__(
         self,
@@ -106,7 +108,8 @@ class Rounds:
         on_accepted: Callable[[], Awaitable[None]],
     ) -> None:
         self.on_accepted = on_accepted
-        """Called once upstream has answered the first round, and so accepted the request and its credentials."""
+        """Called once upstream has answered the first round, and so accepted the request and its
+        credentials."""
         self._services = services
         self._client = client
         self._prepared = prepared
@@ -115,12 +118,15 @@ class Rounds:
         self._records = records
         self._count = services.reader.counter(rendered.planned.request.model)
         self._files: Files | None = None
-        self._kept: Mapping[str, tuple[str, bytes]] | None = None  # what the caller's last conversations moved
-        self._outside: dict[str, str] = {}  # paths of the texts behind references, which the store has, to their names
+        # what the caller's last conversations moved
+        self._kept: Mapping[str, tuple[str, bytes]] | None = None
+        # paths of the texts behind references, which the store has, to their names
+        self._outside: dict[str, str] = {}
         self._behind: dict[str, str] = {}  # those of them that were read by now, by their names
         self._gone: set[str] = set()  # the names of those that are no longer there
         self._unread = False  # whether the store failed to read some
-        self._answered: set[tuple[object, ...]] = set()  # what each call asked for that got a whole answer
+        # what each call asked for that got a whole answer
+        self._answered: set[tuple[object, ...]] = set()
 
     @property
     def size(self) -> int:
@@ -129,35 +135,51 @@ class Rounds:
 
     @property
     def own_fits(self) -> bool:
-        """Whether the client's own request fits the window as far as that is known, so that it may be sent."""
+        """Whether the client's own request fits the window as far as that is known, so that it may
+        be sent."""
         return self._planned.room.holds(self._planned.history.tokens)
 
     def is_final(self, refusal: Refusal) -> bool:
-        """Whether upstream refuses the client's own request, too: for its limits, the credentials or the like."""
+        """Whether upstream refuses the client's own request, too: for its limits, the credentials
+        or the like."""
         return self._planned.dialect.complaint(refusal.status, refusal.said()) is Verdict.FINAL
 
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
-        client, prepared, first = self._client, self._prepared, self._client.sent is None
-        changed, without = self._services.relay.changed, prepared.form.without
-        request = changed(client, prepared.tenant, body, self._planned.dialect, without, first=first)
+        client = self._client
+        prepared = self._prepared
+        first = self._client.sent is None
+        changed = self._services.relay.changed
+        without = prepared.form.without
+        request = changed(
+            client, prepared.tenant, body, self._planned.dialect, without, first=first
+        )
         client.sent = client.sent or time.perf_counter()
         return await self._services.upstream.send(request)
 
     def headers(self, turn: Turn) -> Sequence[Header]:
-        """Return our headers for the client's reply. One that is no stream is told the number of hidden rounds."""
+        """Return our headers for the client's reply. One that is no stream is told the number of
+        hidden rounds."""
         ours = self._prepared.headers()
-        return ours if self._planned.request.stream else [*ours, (b"x-offload-rounds", b"%d" % turn.rounds)]
+        return (
+            ours
+            if self._planned.request.stream
+            else [*ours, (b"x-offload-rounds", b"%d" % turn.rounds)]
+        )
 
     async def aside(self, work: Callable[[], T], size: float = math.inf) -> T:
-        """Return the result of work for a reply that has begun, which looks through so many bytes."""
-        return await self._services.threads.run(self._prepared.tenant.namespace, work, size, begun=True)
+        """Return the result of work for a reply that has begun, which looks through so many
+        bytes."""
+        return await self._services.threads.run(
+            self._prepared.tenant.namespace, work, size, begun=True
+        )
 
     # -- what the reply hides --
 
     async def remember(self, turn: Turn) -> None:
-        """Record what the finished turn hid, under the digest of the history that ends with the visible reply. The
-        client's reply ends only afterwards. A reply that no history could hold is not recorded."""
+        """Record what the finished turn hid, under the digest of the history that ends with the
+        visible reply. The client's reply ends only afterwards. A reply that no history could hold
+        is not recorded."""
         doing = f"recording what request {self._client.request_id} hid"
         with logs.beside(logger, doing), suppress(NotJson, Unplannable):
             await self._remember(turn)
@@ -165,8 +187,10 @@ class Rounds:
     async def _remember(self, turn: Turn) -> None:
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
-        planned, hidden = self._planned, turn.hidden
-        dialect, model = planned.dialect, planned.request.model
+        planned = self._planned
+        hidden = turn.hidden
+        dialect = planned.dialect
+        model = planned.request.model
         if turn.credit:
             await self._records.keep_declined(turn.credit, Declined(model, tuple(turn.before)))
 
@@ -192,24 +216,31 @@ class Rounds:
     # -- calls of our tools --
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
-        """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn may still read."""
-        limits, room, uses = self._planned.policy.tools, self._planned.room, self._prepared.uses
+        """Answer calls of our tools, in order. Each gets an equal share of the tokens that the turn
+        may still read."""
+        limits = self._planned.policy.tools
+        room = self._planned.room
+        uses = self._prepared.uses
         if self._files is None:  # a long history has thousands
             self._files = await self._all_files()
-        first, rest = calls[: limits.max_calls], calls[limits.max_calls :]
+        first = calls[: limits.max_calls]
+        rest = calls[limits.max_calls :]
         read = sum(use.tokens for use in uses)
         left = limits.max_retrieved_tokens - read
         if room.window is not None:
             left = min(left, room.left(self._rendered.tokens + read))
         left = max(left, 0)
-        share, answers = min(limits.max_answer_tokens, left // len(first)), list[ToolAnswer]()
+        share = min(limits.max_answer_tokens, left // len(first))
+        answers = list[ToolAnswer]()
         for call in first:
             answers.append(await self._answer(call, self._files, min(share, left), max(left, 0)))
             left -= answers[-1].tokens
         for call, answer in zip(first, answers, strict=True):
             uses.append(ToolUse(self._tool(call), answer.result, answer.tokens))
         if rest:
-            too_many = ToolAnswer.of(tools.TOO_MANY.format(most=limits.max_calls), "refused", self._count)
+            too_many = ToolAnswer.of(
+                tools.TOO_MANY.format(most=limits.max_calls), "refused", self._count
+            )
             for tool, number in Counter(map(self._tool, rest)).items():
                 uses.append(ToolUse(tool, too_many.result, number * too_many.tokens, number))
             answers += [too_many] * len(rest)
@@ -223,9 +254,11 @@ class Rounds:
         return Budget(self._planned.policy.tools.max_search_seconds)
 
     async def _answer(self, call: ToolCall, files: Files, budget: int, left: int) -> ToolAnswer:
-        """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
-        so that no model goes in circles."""
-        tool, planned, count = self._tool(call), self._planned, self._count
+        """Answer a call. The same call again, however it names the file, gets a line that points to
+        the first answer, so that no model goes in circles."""
+        tool = self._tool(call)
+        planned = self._planned
+        count = self._count
         given = parsed(tool, call.arguments, planned.names)
         meant = await self.aside(partial(tools.meaning, given, files.index), self.size)
         if meant in self._answered:
@@ -242,16 +275,21 @@ class Rounds:
         if not found and planned.quoted:
             quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
             return ToolAnswer.of(quoted, "empty", count)
-        compiled, media = partial(regex.compile, budget=self._searching), found.media
-        material = tools.Material(found, found.index, budget, count, compiled, planned.names, left, media)
+        compiled = partial(regex.compile, budget=self._searching)
+        media = found.media
+        material = tools.Material(
+            found, found.index, budget, count, compiled, planned.names, left, media
+        )
         answer = await self.aside(lambda: tools.answer(given, material))
         if answer.result in ("ok", "empty"):
             self._answered.add(meant)
         return answer
 
     async def _all_files(self) -> Files:
-        """Return this request's files, and those behind its references, of which no text is read yet."""
-        ours, behind = await self.aside(self._rendered.files, self.size), self._prepared.references.files
+        """Return this request's files, and those behind its references, of which no text is read
+        yet."""
+        ours = await self.aside(self._rendered.files, self.size)
+        behind = self._prepared.references.files
         if not behind:
             return ours
         store_dir = self._planned.policy.offload.store_dir
@@ -260,9 +298,9 @@ class Rounds:
         return ours.after(behind, self._behind)
 
     async def _reached(self, tool: Tool, path: str, files: Files) -> tuple[Files | None, str]:
-        """Read what a call for this path needs of the texts behind references: a file, or for a search all of them, as
-        far as there is room. Returns the files for the answer, and a line about those that a search leaves out; None if
-        all that the path means cannot be read."""
+        """Read what a call for this path needs of the texts behind references: a file, or for a
+        search all of them, as far as there is room. Returns the files for the answer, and a line
+        about those that a search leaves out; None if all that the path means cannot be read."""
         meant = await self.aside(lambda: files.index.find(path))
         if tool == "grep":
             chosen = set(meant)
@@ -293,7 +331,9 @@ class Rounds:
             except StoreFault:
                 self._unread = True
                 return
-            there = {name: value for name, value in zip(part, values, strict=True) if value is not None}
+            there = {
+                name: value for name, value in zip(part, values, strict=True) if value is not None
+            }
             self._gone.update(name for name in part if name not in there)
             texts = await self.aside(partial(_decoded, there))
             self._behind.update(texts)
@@ -302,25 +342,41 @@ class Rounds:
     async def _files_for(self, tool: Tool, path: str, files: Files) -> Files | None:
         """Return the files that a call for this path is about; None if what it names is not kept.
 
-        These are this request's. A call that names a file which the request quotes in full and does not have is about
-        one of the caller's earlier conversations, and a search without a path may go through the last of them, if the
-        policy says so. Callers without a key are many, so they have none, and an identity for which no listed key
-        vouches opens only what the request names.
+        These are this request's. A call that names a file which the request quotes in full and does
+        not have is about one of the caller's earlier conversations, and a search without a path may
+        go through the last of them, if the policy says so. Callers without a key are many, so they
+        have none, and an identity for which no listed key vouches opens only what the request
+        names.
         """
-        tenant, store_dir, records = self._prepared.tenant, self._planned.policy.offload.store_dir, self._records
-        searched = self._planned.policy.tools.archive is ArchiveUse.SEARCH and tenant.namespace == records.namespace
+        tenant = self._prepared.tenant
+        store_dir = self._planned.policy.offload.store_dir
+        records = self._records
+        searched = (
+            self._planned.policy.tools.archive is ArchiveUse.SEARCH
+            and tenant.namespace == records.namespace
+        )
         if searched and not tenant.anonymous and self._kept is None:
-            self._kept = await Archive(self._services.store.visit(), records.namespace, self.aside).last()
+            self._kept = await Archive(
+                self._services.store.visit(), records.namespace, self.aside
+            ).last()
         kept = self._kept or {}
         path = unescaped(path)
-        if kept and tool == "grep" and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/")):
+        if (
+            kept
+            and tool == "grep"
+            and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/"))
+        ):
             return files.beside(kept)
         body = self._planned.request.body  # which may quote a name without our folder
         names = sorted(names_in(path.encode("utf-8", "replace"), ""))
         asked = [name for name in names if f"{store_dir}/{name}" not in files][:NAMED]
         look = partial(self.aside, lambda: names_in(body, "").intersection(asked), self.size)
         named = await look() if asked else frozenset[str]()
-        earlier = sorted(name for name in {*self._planned.quoted, *named, *kept} if f"{store_dir}/{name}" not in files)
+        earlier = sorted(
+            name
+            for name in {*self._planned.quoted, *named, *kept}
+            if f"{store_dir}/{name}" not in files
+        )
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
         if name is None:
             return files

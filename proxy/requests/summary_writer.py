@@ -1,6 +1,7 @@
 """Has a model write one snapshot: the calls that it takes, and what they cost.
 
-on the conversation, whose prefix is cached ──too long, or refused──> from the originals, in as many calls as it takes
+on the conversation, whose prefix is cached ──too long, or refused──> from the originals, in as many
+calls as it takes
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Summarise(Protocol):
 
 
 class SummaryJob(msgspec.Struct, frozen=True):
-    """Everything that is needed to make one snapshot. The request that builds the job may end before the job does. Any
-    thread may call the functions that return something at once."""
+    """Everything that is needed to make one snapshot. The request that builds the job may end
+    before the job does. Any thread may call the functions that return something at once."""
 
     tenant: Tenant
     """For whom it is made. Its policy has the size, the bounds and the prices."""
@@ -68,13 +69,15 @@ class SummaryJob(msgspec.Struct, frozen=True):
     name: str = ""
     """The record's name; empty if there is none."""
     riding: Callable[[str], bytes] | None = None
-    """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
+    """The task → the body of a call on the cached prefix; None if that is impossible, as with
+    another model."""
     earlier: str = ""
     """The text of the snapshot that this one replaces; empty if there is none."""
     replaced: Callable[[], list[Section]] = list
     """Returns everything that the snapshot replaces, for the exact details in it."""
     references: Callable[[], Mapping[str, str]] = dict
-    """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
+    """Returns what each of the stored results is that the snapshot replaces, by path, the newest
+    first."""
 
     @property
     def offload(self) -> Offload:
@@ -122,10 +125,13 @@ class TooLong(Exception):
         self.window = window
 
 
-async def write(job: SummaryJob, spent: Spent, count: Callable[[str, str], int], threads: WorkPool) -> Snapshot:
+async def write(
+    job: SummaryJob, spent: Spent, count: Callable[[str, str], int], threads: WorkPool
+) -> Snapshot:
     """Return the snapshot. `count` takes a text and a model.
 
-    Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` has the cost up to that point.
+    Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` has the cost up to that
+    point.
     """
     writing = _Writing(job, spent, lambda text: count(text, job.model), threads)
     async with asyncio.timeout(job.tenant.policy.upstream.idle_timeout):
@@ -133,9 +139,12 @@ async def write(job: SummaryJob, spent: Spent, count: Callable[[str, str], int],
 
 
 class _Writing:
-    """One snapshot in the making. All work on texts is done in a thread, because it grows with the conversation."""
+    """One snapshot in the making. All work on texts is done in a thread, because it grows with the
+    conversation."""
 
-    def __init__(self, job: SummaryJob, spent: Spent, count: Callable[[str], int], threads: WorkPool) -> None:
+    def __init__(
+        self, job: SummaryJob, spent: Spent, count: Callable[[str], int], threads: WorkPool
+    ) -> None:
         self._job = job
         self._spent = spent
         self.count = count
@@ -145,7 +154,8 @@ class _Writing:
         """Why the last answer could not be used. The next call tells the model."""
 
     async def text(self) -> str:
-        """Return the record from calls on the prefix that upstream has cached, or else from the originals."""
+        """Return the record from calls on the prefix that upstream has cached, or else from the
+        originals."""
         job = self._job
         limit = job.offload.compress.group_token_threshold or job.shares(job.window)[0]
         if (riding := job.riding) is not None:
@@ -162,27 +172,35 @@ class _Writing:
     async def _from_originals(self, limit: int) -> str:
         """Record as much history per call as fits. Each call updates the record so far.
 
-        A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
+        A failed try costs a call. The remaining history is then shortened to fit into the remaining
+        calls.
         """
-        job, made_so_far = self._job, summary.written(self._job.earlier)
-        most, rest = job.shares(job.window)[1], await self.run(job.history)
+        job = self._job
+        made_so_far = summary.written(self._job.earlier)
+        most = job.shares(job.window)[1]
+        rest = await self.run(job.history)
 
         def body(task: str) -> bytes:
             return job.alone(summary.fenced(summary.originals(group), made_so_far, task), most=most)
 
         while True:
             limit = max(limit, summary.LEAST_HISTORY)
-            fit = partial(summary.fitted, rest, limit, self._calls_left(), self.count, job.originals)
+            fit = partial(
+                summary.fitted, rest, limit, self._calls_left(), self.count, job.originals
+            )
             group, *behind = await self.run(fit)
             try:
                 made = await self._asked(body)
             except TooLong as error:
                 if limit <= summary.LEAST_HISTORY:
-                    raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
+                    raise Failed(
+                        f"{limit} tokens of history are still too long for {job.model}"
+                    ) from error
                 limit = self._within(limit // 2, error)
                 continue
             if made is not None:
-                made_so_far, rest = made, [turn for turns in behind for turn in turns]
+                made_so_far = made
+                rest = [turn for turns in behind for turn in turns]
                 if not rest:
                     return made_so_far
 
@@ -197,9 +215,11 @@ class _Writing:
         return self._left
 
     async def _asked(self, body: Callable[[str], bytes]) -> str | None:
-        """Return the record from one call, whose `body` is made of its task; None if another call is needed.
+        """Return the record from one call, whose `body` is made of its task; None if another call
+        is needed.
 
-        Raises UpstreamFault, TooLong, and Failed if no call is left or the second answer in a row cannot be used.
+        Raises UpstreamFault, TooLong, and Failed if no call is left or the second answer in a row
+        cannot be used.
         """
         job = self._job
         self._left = self._calls_left() - 1
@@ -231,15 +251,18 @@ class _Writing:
 
 
 def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snapshot:
-    """Return the record with the references and the exact details that it replaces, and smaller than those.
+    """Return the record with the references and the exact details that it replaces, and smaller
+    than those.
 
-    References do not count against `snapshot_tokens`, but take no more than another so many. Details take what the
-    model left of it, or a quarter.
+    References do not count against `snapshot_tokens`, but take no more than another so many.
+    Details take what the model left of it, or a quarter.
     """
     used = count(text)
     room = job.replaced_tokens - used - ADDED_TOKENS
     about = job.references()
-    lines = summary.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
+    lines = summary.fitting(
+        (f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count
+    )
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
     said = [turn for turn in job.replaced() if not turn.part]
@@ -247,10 +270,12 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snaps
     return Snapshot(whole, count(whole), encodable(job.model))
 
 
-# -- one call ---------------------------------------------------------------------------------------------------------
+# -- one call --------------------------------------------------------------------------------------
 
 
-async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
+async def ask(
+    upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect
+) -> SummaryAnswer:
     """Send a summary call and return the answer. Raises UpstreamFault."""
     answer = await _answer(upstream, request, dialect)
     if answer.again is None or not isinstance(request.content, bytes):
@@ -258,7 +283,9 @@ async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Diale
     return await _answer(upstream, relay.rewritten(request, answer.again(request.content)), dialect)
 
 
-async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
+async def _answer(
+    upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect
+) -> SummaryAnswer:
     async with aclosing(await upstream.send(request)) as reply:
         said = await relay.body(reply)
         answer = dialect.summary_answer(reply.status, said)

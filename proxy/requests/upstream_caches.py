@@ -3,7 +3,8 @@
     a request ──its history goes on from the last one's──> the pause between the two ──> has upstream's cache expired?
               └──it has ended, and upstream said what it read from its cache──> what was missing there, and why
 
-The pause is exact, because another replica's request in between would have left another end of the history.
+The pause is exact, because another replica's request in between would have left another end of the
+history.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from proxy.telemetry.outcome import CacheMiss
 
 CONVERSATIONS = 20_000
 LEAST = 1_024
-"""The fewest tokens that count as missing: no provider caches a shorter prompt, and each rounds to a block."""
+"""The fewest tokens that count as missing: no provider caches a shorter prompt, and each rounds to
+a block."""
 SHORTEST = 300
 """Seconds before which no provider's cache expires."""
 
@@ -47,36 +49,53 @@ class LastRequests:
         self._last: Lru[tuple[str, str, str, bytes], _Last] = Lru(CONVERSATIONS)
 
     def expired(self, namespace: str, planned: Planned) -> int:
-        """Return the seconds since this history's request before, if upstream's cache has expired since; else 0."""
-        last, lifetime = self._last.get(_key(namespace, planned)), planned.cache_lifetime
+        """Return the seconds since this history's request before, if upstream's cache has expired
+        since; else 0."""
+        last = self._last.get(_key(namespace, planned))
+        lifetime = planned.cache_lifetime
         if last is None or lifetime is None or last.digest not in planned.last_point_digests[:-1]:
             return 0
         pause = int(self._clock() - last.at)
         return pause if pause > lifetime else 0
 
     def ended(self, namespace: str, prepared: Prepared) -> tuple[CacheMiss, int]:
-        """Take in a request that upstream has answered. Returns why its cache lacked what was not new, and how many
-        tokens that was."""
-        planned, spent = prepared.planned, prepared.spent
+        """Take in a request that upstream has answered. Returns why its cache lacked what was not
+        new, and how many tokens that was."""
+        planned = prepared.planned
+        spent = prepared.spent
         if planned is None or planned.history.tokens < LEAST or not planned.last_point_digests:
             return CacheMiss.NONE, 0
-        key, now = _key(namespace, planned), self._clock()
+        key = _key(namespace, planned)
+        now = self._clock()
         last = self._last.get(key)
         self._last.put(
-            key, _Last(now, planned.last_point_digests[-1], _sent(prepared, len(planned.history)), spent.largest)
+            key,
+            _Last(
+                now,
+                planned.last_point_digests[-1],
+                _sent(prepared, len(planned.history)),
+                spent.largest,
+            ),
         )
         if not spent.cache_told or (last is not None and not last.prompt):
             return CacheMiss.NONE, 0
         new = max(spent.largest - last.prompt, 0) if last else 0
         missed = spent.prompt - spent.cached - new
-        return (self._cause(last, prepared, planned, now), missed) if missed >= LEAST else (CacheMiss.NONE, 0)
+        return (
+            (self._cause(last, prepared, planned, now), missed)
+            if missed >= LEAST
+            else (CacheMiss.NONE, 0)
+        )
 
-    def _cause(self, last: _Last | None, prepared: Prepared, planned: Planned, now: float) -> CacheMiss:
+    def _cause(
+        self, last: _Last | None, prepared: Prepared, planned: Planned, now: float
+    ) -> CacheMiss:
         if last is None:
             return CacheMiss.FIRST
         if last.digest not in planned.last_point_digests:
             return CacheMiss.CLIENT
-        lifetime, pause = planned.cache_lifetime, now - last.at
+        lifetime = planned.cache_lifetime
+        pause = now - last.at
         if lifetime is not None and pause > lifetime:
             return CacheMiss.EXPIRED
         if last.sent != _sent(prepared, planned.plan.used) or prepared.pointed:
@@ -85,7 +104,12 @@ class LastRequests:
 
 
 def _key(namespace: str, planned: Planned) -> tuple[str, str, str, bytes]:
-    return namespace, planned.policy.upstream.base_url, planned.request.model, beginning(planned.history.messages)
+    return (
+        namespace,
+        planned.policy.upstream.base_url,
+        planned.request.model,
+        beginning(planned.history.messages),
+    )
 
 
 def _sent(prepared: Prepared, end: int) -> int:
@@ -93,5 +117,7 @@ def _sent(prepared: Prepared, end: int) -> int:
     rendered = prepared.rendered
     if rendered is None:
         return 0
-    moves = frozenset((index, move.event > 0) for index, move in rendered.plan.moves.items() if index < end)
+    moves = frozenset(
+        (index, move.event > 0) for index, move in rendered.plan.moves.items() if index < end
+    )
     return hash((moves, rendered.shown.boundary.end if rendered.shown else 0, rendered.injecting))

@@ -1,14 +1,16 @@
 """What this process knows of its upstreams: context windows, and which additions they refuse.
 
-Upstreams show it by their lists of models and by the requests that they refuse. It is kept by namespace, upstream and
-model: what one caller provokes changes no other caller's requests. Nothing is shared with other processes. Each pays
-for what it learns with refused requests.
+Upstreams show it by their lists of models and by the requests that they refuse. It is kept by
+namespace, upstream and model: what one caller provokes changes no other caller's requests. Nothing
+is shared with other processes. Each pays for what it learns with refused requests.
 
-Some upstreams take a prompt that is too long, read only part of it, and say so nowhere but in their count of it:
-Ollama (ollama/ollama#3839, #17889), and LM Studio by its overflow policy. `PromptCounts` watches these counts.
+Some upstreams take a prompt that is too long, read only part of it, and say so nowhere but in their
+count of it: Ollama (ollama/ollama#3839, #17889), and LM Studio by its overflow policy.
+`PromptCounts` watches these counts.
 
-Windows are in our tokens. Where upstream counts more of them than we do, it refuses a request that fits its window by
-our count, and the smaller window that follows is what we take for it from then on.
+Windows are in our tokens. Where upstream counts more of them than we do, it refuses a request that
+fits its window by our count, and the smaller window that follows is what we take for it from then
+on.
 """
 
 from __future__ import annotations
@@ -43,18 +45,22 @@ log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-NAMESPACES, LEARNED = 10_000, 200
-"""The most namespaces that are remembered, and the most windows and refusals of each. Clients may name any model."""
+NAMESPACES = 10_000
+LEARNED = 200
+"""The most namespaces that are remembered, and the most windows and refusals of each. Clients may
+name any model."""
 
 LEAST = 1_024
-"""The fewest tokens that are believed to be a window. No model that is used for chats takes fewer."""
+"""The fewest tokens that are believed to be a window. No model that is used for chats takes
+fewer."""
 
 SHRINK = 0.8
 """The window to assume, as a share of the refused tokens, if upstream names no smaller one."""
 
-ENOUGH, FORGOTTEN_AFTER = 2, 600.0
-"""The requests that must be refused with an addition and taken without it before it is left out, and for how many
-seconds it then is. The first one may have been refused by chance."""
+ENOUGH = 2
+FORGOTTEN_AFTER = 600.0
+"""The requests that must be refused with an addition and taken without it before it is left out,
+and for how many seconds it then is. The first one may have been refused by chance."""
 
 AGREES = 0.25
 """The share by which upstream's count of a prompt may differ from ours if it has read all of it."""
@@ -62,11 +68,14 @@ AGREES = 0.25
 CUTS = 3
 """The growing prompts in a row that must have been cut before that is believed."""
 
-LIST_SECONDS, LIST_AGAIN = 5.0, 600.0
+LIST_SECONDS = 5.0
+LIST_AGAIN = 600.0
 """Seconds for one list of models, and until an upstream that did not answer is asked again."""
 
-CREDENTIALS, LISTED = 10_000, 200_000
-"""The most credentials whose lists are remembered, and the most models in them. Long public lists name some 500."""
+CREDENTIALS = 10_000
+LISTED = 200_000
+"""The most credentials whose lists are remembered, and the most models in them. Long public lists
+name some 500."""
 
 
 _UNPRINTED = re.compile(r"[^\w./:@-]", re.ASCII)
@@ -142,8 +151,8 @@ class PromptCounts(msgspec.Struct):
 
 
 _Source = tuple[str, str]
-"""An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
-Python's salted hash is kept."""
+"""An upstream, and whose credential it gets: that of a caller, named by the namespace, or a
+tenant's, of which only Python's salted hash is kept."""
 
 
 class _PerNamespace(Generic[K, V]):
@@ -153,7 +162,8 @@ class _PerNamespace(Generic[K, V]):
         self._all: Lru[str, Lru[K, V]] = Lru(NAMESPACES)
 
     def of(self, namespace: str) -> Lru[K, V]:
-        """Return what was learned for this namespace, to be read. Who has learned nothing takes no place."""
+        """Return what was learned for this namespace, to be read. Who has learned nothing takes no
+        place."""
         return self._all.get(namespace) or Lru(LEARNED)
 
     def put(self, namespace: str, key: K, value: V) -> None:
@@ -163,7 +173,8 @@ class _PerNamespace(Generic[K, V]):
 
 
 class Known:
-    """What one process knows of its upstreams. `count` is called with what taught it a window, for each change."""
+    """What one process knows of its upstreams. `count` is called with what taught it a window, for
+    each change."""
 
     def __init__(
         self,
@@ -190,12 +201,16 @@ class Known:
     def window(self, namespace: str, policy: Policy, model: str) -> int | None:
         """Return the context window, None if it is not known.
 
-        The policy's comes before that in the list of models. A smaller one that a refusal showed still counts.
+        The policy's comes before that in the list of models. A smaller one that a refusal showed
+        still counts.
         """
         upstream = policy.upstream
         listed = window_of(self._listed.get(_source(namespace, policy)) or {}, model)
         shown = self._shown.of(namespace).get((upstream.base_url, model))
-        return min((window for window in (upstream.context_window or listed, shown) if window), default=None)
+        return min(
+            (window for window in (upstream.context_window or listed, shown) if window),
+            default=None,
+        )
 
     def learned(self, namespaces: Collection[str]) -> list[tuple[str, dict[str, str | int]]]:
         """Return the windows that refusals have shown to these namespaces, for the dashboard."""
@@ -206,33 +221,54 @@ class Known:
         ]
 
     def learn_window(
-        self, namespace: str, policy: Policy, model: str, named: int | None, counted: int, *, measured: bool
+        self,
+        namespace: str,
+        policy: Policy,
+        model: str,
+        named: int | None,
+        counted: int,
+        *,
+        measured: bool,
     ) -> int:
-        """Learn from a request of `counted` tokens that was refused as too long, and return the window for which to
-        plan it again.
+        """Learn from a request of `counted` tokens that was refused as too long, and return the
+        window for which to plan it again.
 
-        `named` is the window that upstream named, if it did. `measured` tells whether every part of the request could
-        be counted; otherwise our count says little.
+        `named` is the window that upstream named, if it did. `measured` tells whether every part of
+        the request could be counted; otherwise our count says little.
 
-        A request that was known to be too long teaches nothing unless upstream names a smaller window. Otherwise a
-        client that keeps asking for too much would shrink its window without end.
+        A request that was known to be too long teaches nothing unless upstream names a smaller
+        window. Otherwise a client that keeps asking for too much would shrink its window without
+        end.
         """
         before = self.window(namespace, policy, model)
         if named is not None and (before is None or named < before):
-            again, believed = named, True
+            again = named
+            believed = True
         elif before is not None and counted > before:
             return before
         else:
-            again, believed = max(int(SHRINK * counted), 1), measured
+            again = max(int(SHRINK * counted), 1)
+            believed = measured
         if believed and again >= LEAST:
-            upstream, name = policy.upstream.base_url, model[: logs.LONGEST]
+            upstream = policy.upstream.base_url
+            name = model[: logs.LONGEST]
             self._shown.put(namespace, (upstream, model), again)
             self._count("refused")
-            logs.event(log, "context window", namespace=namespace, upstream=upstream, model=name, window=again)
+            logs.event(
+                log,
+                "context window",
+                namespace=namespace,
+                upstream=upstream,
+                model=name,
+                window=again,
+            )
         return again
 
-    def note_read(self, namespace: str, policy: Policy, model: str, counted: int, read: int) -> None:
-        """Learn from the tokens that upstream says it has `read` of a prompt of `counted` tokens."""
+    def note_read(
+        self, namespace: str, policy: Policy, model: str, counted: int, read: int
+    ) -> None:
+        """Learn from the tokens that upstream says it has `read` of a prompt of `counted`
+        tokens."""
         place = policy.upstream.base_url, model
         prompts = self._prompts.of(namespace)
         counts = prompts.get(place) or PromptCounts()
@@ -286,7 +322,8 @@ class Known:
         return len(self._refusals.of(namespace)) > 0
 
     def refuses(self, what: Refusable) -> bool:
-        """Whether to leave the addition out. Once that has lasted long enough, the next requests try again."""
+        """Whether to leave the addition out. Once that has lasted long enough, the next requests
+        try again."""
         known = self._refusals.of(what.namespace).get(what)
         return known is not None and known.times >= ENOUGH and self._clock() < known.until
 
@@ -316,7 +353,8 @@ class Known:
     # -- lists of models --
 
     def list_models(self, tenant: Tenant, headers: Headers) -> None:
-        """Fetch the list of models in the background, unless that was done or the policy needs none.
+        """Fetch the list of models in the background, unless that was done or the policy needs
+        none.
 
         `tenant` has the policy for the request's model, and `headers` are the request's.
         """
@@ -333,15 +371,21 @@ class Known:
         told: dict[str, Any] = {"upstream": source[0], "tenant": tenant.name}
         try:
             question = _question(tenant, headers)
-            async with asyncio.timeout(LIST_SECONDS), aclosing(await self._upstream.send(question)) as reply:
-                if reply.status >= 500 or reply.status in (408, 429):  # it may have a list for us later
+            async with (
+                asyncio.timeout(LIST_SECONDS),
+                aclosing(await self._upstream.send(question)) as reply,
+            ):
+                # it may have a list for us later
+                if reply.status >= 500 or reply.status in (408, 429):
                     raise UpstreamBroken(f"Upstream answered {reply.status}")
                 body = await relay.body(reply) if reply.status == 200 else b""
         except (ProxyError, TimeoutError) as error:
             logs.event(log, "no list of models", reason=str(error) or "silence", **told)
             return
         self._asked_until.put(source, math.inf)
-        listed = await self._reading.run(tenant.namespace, partial(listed_windows, body), NEW * len(body))
+        listed = await self._reading.run(
+            tenant.namespace, partial(listed_windows, body), NEW * len(body)
+        )
         windows = sum(window is not None for window in listed.values())
         self._listed.put(source, listed, len(listed) + 1)
         logs.event(log, "list of models", **told, models=len(listed), windows=windows)
@@ -357,10 +401,14 @@ def _source(namespace: str, policy: Policy) -> _Source:
 
 
 def _question(tenant: Tenant, headers: Headers) -> UpstreamRequest:
-    """Return the request for the list, with the caller's or the tenant's credential. Anthropic's list has pages."""
-    base_url, anthropic = tenant.policy.upstream.base_url, MESSAGES.version_header in headers.names()
+    """Return the request for the list, with the caller's or the tenant's credential. Anthropic's
+    list has pages."""
+    base_url = tenant.policy.upstream.base_url
+    anthropic = MESSAGES.version_header in headers.names()
     own = tenant.credential(tenant.policy.upstream, anthropic=anthropic)
-    kept = (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
+    kept = (
+        (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
+    )
     found = headers.only(kept) if own is None else Headers((own, *headers.only(kept)))
     path = b"/v1/models?limit=1000" if anthropic else b"/v1/models"
     return UpstreamRequest(

@@ -1,11 +1,13 @@
 """Who may reach this process, from which pages, and how much of it a client may take.
 
-Through a browser, web pages can reach loopback and use the proxy's own key. Any page may POST text to `127.0.0.1`, and
-a page whose host name was rebound to `127.0.0.1` can also read the reply. `Origin` or `Sec-Fetch-Site` reveals the
-first and `Host` the second: browsers do not let pages set these headers.
+Through a browser, web pages can reach loopback and use the proxy's own key. Any page may POST text
+to `127.0.0.1`, and a page whose host name was rebound to `127.0.0.1` can also read the reply.
+`Origin` or `Sec-Fetch-Site` reveals the first and `Host` the second: browsers do not let pages set
+these headers.
 
-`Bounds` counts the bytes of bodies, their time and the connections, once for each process. Connections register a
-deadline, and one sweep a second checks them all, so a request that arrives whole costs no timer.
+`Bounds` counts the bytes of bodies, their time and the connections, once for each process.
+Connections register a deadline, and one sweep a second checks them all, so a request that arrives
+whole costs no timer.
 """
 
 from __future__ import annotations
@@ -61,11 +63,13 @@ TENANTS_SHARE = 2
 """One tenant's share is the limit for all bodies divided by this."""
 
 CONNECTIONS_SHARE = 0.75
-"""Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
+"""Fraction of all file descriptors that client connections may take; upstream and the store need
+the rest."""
 
-KNOWN_SHARE, NEW_SHARE = 2, 4
-"""One caller of `default.yaml` may take its tenant's share divided by the first number, or by the second one until
-upstream has accepted something of it."""
+KNOWN_SHARE = 2
+NEW_SHARE = 4
+"""One caller of `default.yaml` may take its tenant's share divided by the first number, or by the
+second one until upstream has accepted something of it."""
 
 LEAST_PLACES = 4
 """The fewest places of a share. A tenant with fewer places gives all of them."""
@@ -80,10 +84,12 @@ SLOW_SECONDS = 1.0
 """Seconds after which a body that is not whole gives up its place to a request without one."""
 
 COME_BACK = 1
-"""`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
+"""`Retry-After` in seconds when too much happens at once. It is short because requests end all the
+time."""
 
 CheckOrigin = Callable[[Iterable[Header], bytes], None]
-"""Raises ForeignSite if a web page in a browser on this machine may have sent these headers and this target."""
+"""Raises ForeignSite if a web page in a browser on this machine may have sent these headers and
+this target."""
 
 SECONDS = 2.0
 """Seconds for all checks of deep health together, as they run side by side."""
@@ -95,9 +101,9 @@ UPSTREAMS = 100
 def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
     """Raises ForeignSite if a foreign page may have sent the request.
 
-    `target` is the raw request target; `allowed` has lower-case host names in addition to loopback's. A request
-    without `Host` (HTTP/1.0) comes from no browser. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
-    `localhost` and `127.0.0.1` are two sites.
+    `target` is the raw request target; `allowed` has lower-case host names in addition to
+    loopback's. A request without `Host` (HTTP/1.0) comes from no browser. A known `Origin`
+    outweighs `Sec-Fetch-Site`: to a browser, `localhost` and `127.0.0.1` are two sites.
     """
 
     def check(said: str, form: re.Pattern[str], what: str) -> None:
@@ -113,7 +119,9 @@ def check_origin(headers: Iterable[Header], target: bytes, allowed: Collection[s
         if name == b"host":
             check(value, _AUTHORITY, "the host")
     if b"://" in target.partition(b"?")[0]:
-        authority = target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0]
+        authority = (
+            target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0]
+        )
         check(authority, _AUTHORITY, "the host")
     origins = [value for name, value in said if name == b"origin"]
     for origin in origins:
@@ -133,7 +141,9 @@ def permission(method: str, fields: Mapping[bytes, bytes]) -> Headers | None:
     asked = fields.get(b"access-control-request-method")
     if method != "OPTIONS" or asked is None or b"origin" not in fields:
         return None
-    found = Headers([(b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", asked)])
+    found = Headers(
+        [(b"access-control-allow-origin", b"*"), (b"access-control-allow-methods", asked)]
+    )
     if wanted := fields.get(b"access-control-request-headers"):
         found.append((b"access-control-allow-headers", wanted))
     if fields.get(b"access-control-request-private-network") == b"true":
@@ -149,17 +159,23 @@ def bearer(headers: Mapping[str, str]) -> str:
 
 
 def is_admin(admin_token: str, token: str) -> bool:
-    """Return whether this is the admin token; "" is none. Tries are not limited: callers behind an ingress share its
-    address and would lock the operator out, and a random token cannot be guessed anyway."""
+    """Return whether this is the admin token; "" is none. Tries are not limited: callers behind an
+    ingress share its address and would lock the operator out, and a random token cannot be guessed
+    anyway."""
     return bool(admin_token) and hmac.compare_digest(token.encode(), admin_token.encode())
 
 
 def require_monitor(
-    request: Request, admin_token: str, networks: Sequence[IPv4Network | IPv6Network], check_origin: CheckOrigin
+    request: Request,
+    admin_token: str,
+    networks: Sequence[IPv4Network | IPv6Network],
+    check_origin: CheckOrigin,
 ) -> None:
-    """Raises Forbidden for all but callers with the admin token, and callers in networks that the operator named.
+    """Raises Forbidden for all but callers with the admin token, and callers in networks that the
+    operator named.
 
-    Being on this machine is no reason: a reverse proxy on it is there as well. Who forwards a request is in no network.
+    Being on this machine is no reason: a reverse proxy on it is there as well. Who forwards a
+    request is in no network.
     """
     if is_admin(admin_token, bearer(request.headers)):
         return
@@ -180,11 +196,11 @@ def require_monitor(
 async def deep_health(
     store: Guarded, client: UpstreamClient, policies: Iterable[Policy]
 ) -> tuple[bool, Mapping[str, Any]]:
-    """Return whether the store and the upstreams answer now, and a page with each part's fault, null if it has none.
-    Nobody's key is sent.
+    """Return whether the store and the upstreams answer now, and a page with each part's fault,
+    null if it has none. Nobody's key is sent.
 
-    It is for people and monitors. An orchestrator's probes should use plain `/health` instead: without its store a
-    replica still serves requests, so taking it out of service gains nothing.
+    It is for people and monitors. An orchestrator's probes should use plain `/health` instead:
+    without its store a replica still serves requests, so taking it out of service gains nothing.
     """
 
     async def fault_of(address: str) -> str | None:
@@ -192,9 +208,12 @@ async def deep_health(
             status = (await models(client, address, (), SECONDS, read=False)).status
         except UpstreamFault as fault:
             return fault.detail or fault.message
-        return f"answered {status}" if status >= 500 else None  # any other will do, even 401: the server answers
+        # any other will do, even 401: the server answers
+        return f"answered {status}" if status >= 500 else None
 
-    addresses = sorted({upstream.base_url for policy in policies for upstream in policy.upstreams})[:UPSTREAMS]
+    addresses = sorted({upstream.base_url for policy in policies for upstream in policy.upstreams})[
+        :UPSTREAMS
+    ]
     fault, *faults = await asyncio.gather(store.check(SECONDS), *map(fault_of, addresses))
     healthy = fault is None and not any(faults)
     return healthy, {
@@ -208,8 +227,9 @@ async def deep_health(
 
 
 class Shares:
-    """How much of this process each caller may take. Nobody but upstream knows the keys of `default.yaml`'s callers, so
-    one that upstream has accepted nothing of has a small share, and so have all of these together."""
+    """How much of this process each caller may take. Nobody but upstream knows the keys of
+    `default.yaml`'s callers, so one that upstream has accepted nothing of has a small share, and so
+    have all of these together."""
 
     def __init__(self) -> None:
         self._accepted: Lru[str, bool] = Lru(MOST_CALLERS, MOST_CALLERS)
@@ -228,7 +248,9 @@ class Shares:
         known = self._accepted.get(tenant.namespace) is not None
         own = KNOWN_SHARE if known else NEW_SHARE
         part = TENANTS_SHARE * own
-        found.append(Account(f"{tenant.namespace}/one", "one caller's requests", _share(most, own), part))
+        found.append(
+            Account(f"{tenant.namespace}/one", "one caller's requests", _share(most, own), part)
+        )
         if not known:
             whose = "all requests of callers that upstream has accepted none of"
             found.append(Account(f"{tenant.name}/new", whose, _share(most, 2), TENANTS_SHARE * 2))
@@ -236,8 +258,8 @@ class Shares:
 
     @staticmethod
     def uploads(tenant: Tenant) -> list[Account]:
-        """Return the account of uploads, which are forwarded while they arrive: slow senders cannot shut out the
-        tenant's other requests."""
+        """Return the account of uploads, which are forwarded while they arrive: slow senders cannot
+        shut out the tenant's other requests."""
         most = max(1, tenant.policy.limits.concurrent_requests // UPLOADS_SHARE)
         return [Account(f"{tenant.name}/uploads", "this tenant's uploads", most)]
 
@@ -258,7 +280,8 @@ class Waiting(Protocol):
 
 
 class Bounds:
-    """Counts the bytes of one process's request bodies and its connections, and keeps their deadlines."""
+    """Counts the bytes of one process's request bodies and its connections, and keeps their
+    deadlines."""
 
     def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
         self.head_seconds = settings.head_timeout
@@ -274,9 +297,12 @@ class Bounds:
         self._places: Counter[str] = Counter()
         """Requests under way of each account."""
         self._none_slow: dict[str, float] = {}
-        """Account without a free place → the time until which none of its bodies can be a slow one."""
+        """Account without a free place → the time until which none of its bodies can be a slow
+        one."""
         self._connections = 0
-        self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
+        self._most_connections = (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
+        )
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -296,8 +322,8 @@ class Bounds:
         loop.call_later(self._sweep_seconds, sweep)
 
     def opened(self, newcomer: Waiting) -> None:
-        """Count a new connection. If there are too many, close the one that has been idle for longest, or else refuse
-        the body that has been arriving for longest, or else the newcomer.
+        """Count a new connection. If there are too many, close the one that has been idle for
+        longest, or else refuse the body that has been arriving for longest, or else the newcomer.
 
         Otherwise, clients that open connections and send little could keep everybody else out.
         """
@@ -315,12 +341,16 @@ class Bounds:
 
     def _longest_arriving(self) -> Waiting | None:
         """Return the connection whose body has been arriving for longest."""
-        found = [(body.began, connection) for connection in self.deadlines if (body := connection.unfinished())]
+        found = [
+            (body.began, connection)
+            for connection in self.deadlines
+            if (body := connection.unfinished())
+        ]
         return min(found, key=itemgetter(0))[1] if found else None
 
     def _slow(self, account: str) -> Waiting | None:
-        """Return the connection of this account whose body has been arriving for longest, if that is not forwarded and
-        slow."""
+        """Return the connection of this account whose body has been arriving for longest, if that
+        is not forwarded and slow."""
         assert self._loop is not None
         now = self._loop.time()
         if now < self._none_slow.get(account, now):
@@ -340,8 +370,8 @@ class Bounds:
         self._connections -= 1
 
     def enter(self, account: Account) -> None:
-        """Take a place, if need be that of the body that has been arriving for longest. Raises Overloaded if there is
-        no slow one."""
+        """Take a place, if need be that of the body that has been arriving for longest. Raises
+        Overloaded if there is no slow one."""
         if self._places[account.name] >= account.places:
             text = f"{account.whose} are more than {account.places} at once (from `limits.concurrent_requests`)"
             error = Overloaded(f"{text[0].upper()}{text[1:]}; try again", retry_after=COME_BACK)
@@ -358,11 +388,13 @@ class Bounds:
             self._none_slow.pop(account.name, None)
 
     def charge(self, account: Account, size: int, own: int = 0) -> None:
-        """Charge bytes to an account, of a request that has charged `own` bytes already. Raises Overloaded if they
-        exceed its share. One request at a time has room in each, so that a caller can show upstream what it has."""
+        """Charge bytes to an account, of a request that has charged `own` bytes already. Raises
+        Overloaded if they exceed its share. One request at a time has room in each, so that a
+        caller can show upstream what it has."""
         if not account.part:
             return
-        share, name = self.limit // account.part, account.name
+        share = self.limit // account.part
+        name = account.name
         alone = account.part > TENANTS_SHARE
 
         def exceeds() -> bool:
@@ -381,7 +413,8 @@ class Bounds:
                 del self._of[account.name]
 
     def hold(self, size: int) -> None:
-        """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
+        """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no
+        room for them."""
         if self.held + size > self.limit:
             self._make_room(None)
             if self.held + size > self.limit:
@@ -392,9 +425,11 @@ class Bounds:
         self.held -= size
 
     def _make_room(self, account: str | None) -> None:
-        """Give up an account's bodies, or everybody's, that have been arriving for longer than a body may pause.
+        """Give up an account's bodies, or everybody's, that have been arriving for longer than a
+        body may pause.
 
-        Otherwise, clients that send a byte now and then and never finish could shut everybody else out.
+        Otherwise, clients that send a byte now and then and never finish could shut everybody else
+        out.
         """
         assert self._loop is not None
         latest = self._loop.time() - self.body_seconds
@@ -419,7 +454,8 @@ class Presence:
         self._left = False
 
     def watch(self, left: Callable[[], object]) -> Callable[[], object]:
-        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that
+        cancels this."""
         self._watching.add(left)
         if self._left:
             asyncio.get_running_loop().call_soon(self.leave)
@@ -433,9 +469,12 @@ class Presence:
 
 
 class Inflow:
-    """One request as it comes in, and the bytes that it holds. The methods are those of `exchange.Incoming`."""
+    """One request as it comes in, and the bytes that it holds. The methods are those of
+    `exchange.Incoming`."""
 
-    def __init__(self, bounds: Bounds, presence: Presence | None = None, target: bytes = b"") -> None:
+    def __init__(
+        self, bounds: Bounds, presence: Presence | None = None, target: bytes = b""
+    ) -> None:
         self.target = target
         self.fault: ProxyError | None = None
         self.began = asyncio.get_running_loop().time()
@@ -487,6 +526,7 @@ class Inflow:
 
     def let_go(self) -> None:
         self.release(self._held)
-        accounts, self._accounts = self._accounts, []
+        accounts = self._accounts
+        self._accounts = []
         for account in accounts:
             self._bounds.leave(account)

@@ -1,6 +1,8 @@
-"""The ASGI application: checks the caller, and hands the request to chat, relay, a part's door or a page.
+"""The ASGI application: checks the caller, and hands the request to chat, relay, a part's door or a
+page.
 
-Starlette serves the pages. Proxied requests bypass its router: matching patterns would cost time and give nothing.
+Starlette serves the pages. Proxied requests bypass its router: matching patterns would cost time
+and give nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class App:
         self._pages = Starlette(
             routes=routes,
             lifespan=lambda _: self.process.running(),
-            exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
+            exception_handlers=dict.fromkeys(
+                (HTTPException, ProxyError, Exception), _in_openais_shape
+            ),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,24 +77,30 @@ class App:
             client.close()
 
     def cut(self) -> None:
-        """End the requests under way, as the server does when the drain timeout is over, and leave background tasks
-        only the least grace."""
+        """End the requests under way, as the server does when the drain timeout is over, and leave
+        background tasks only the least grace."""
         self.process.cut()
         for task in self._serving:
             task.cancel()
 
     async def _guarded(self, client: Exchange) -> None:
-        """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
+        """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply
+        was cut off."""
         try:
             await self._routed(client)
         except ForeignSite as error:
             await client.fail(error)
         except asyncio.CancelledError:
-            # Only the server cancels: the drain timeout is over, or a second signal came. No caller is left to see it.
-            await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
+            # Only the server cancels: the drain timeout is over, or a second signal came. No caller
+            # is left to see it.
+            await _apologise(
+                client, Overloaded("The proxy is shutting down", retry_after=COME_BACK)
+            )
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
-            await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
+            await _apologise(
+                client, ProxyError(f"The proxy failed at this request ({client.request_id})")
+            )
 
     async def _routed(self, client: Exchange) -> None:
         path = client.path
@@ -100,16 +110,21 @@ class App:
             client.api = client.dialect = dialect.name
             client.fault_body = dialect.error_body
         elif door:
-            client.api, client.fault_body = door.api, door.fault_body
+            client.api = door.api
+            client.fault_body = door.fault_body
         elif owner := owner_of(path, client.fields):
-            client.api, client.fault_body = owner.name, owner.error_body
+            client.api = owner.name
+            client.fault_body = owner.error_body
         if door is None and self._is_page(client):
             if path.startswith(_RESERVED):
                 self.process.check_origin(client.headers, client.written_target)
             await self._pages(client.scope, client.receive, client.send)
             return
-        traces, known = self.process.traces, dialect is not None
-        method, shown, headers = client.method, client.shown_path, client.headers
+        traces = self.process.traces
+        known = dialect is not None
+        method = client.method
+        shown = client.shown_path
+        headers = client.headers
         with traces.request(method, shown, headers, known=known) if traces else nullcontext():
             await self._admit(client, dialect, door)
 
@@ -120,11 +135,14 @@ class App:
         """Whoever types the proxy's address wants a page. Programs ask upstream for `/`."""
         if client.path.startswith(_RESERVED):
             return True
-        typed = client.method in ("GET", "HEAD") and b"text/html" in client.fields.get(b"accept", b"")
+        typed = client.method in ("GET", "HEAD") and b"text/html" in client.fields.get(
+            b"accept", b""
+        )
         return client.path in self._fixed and (client.path != b"/" or typed)
 
     async def _admit(self, client: Exchange, dialect: Dialect | None, door: Door | None) -> None:
-        tenant, relay = None, self.process.relay
+        tenant = None
+        relay = self.process.relay
         try:
             if door is None and await self._permit(client):
                 return
@@ -147,7 +165,8 @@ class App:
             self.process.record(client.completed(client.outcome(Kind.REFUSED, *known), fault))
 
     async def _permit(self, client: Exchange) -> bool:
-        """Answer a browser that asks whether a page may send a request to an API. Returns False for other requests."""
+        """Answer a browser that asks whether a page may send a request to an API. Returns False for
+        other requests."""
         answer = permission(client.method, client.fields)
         if answer is None:
             return False
@@ -158,7 +177,9 @@ class App:
         self.process.record(client.completed(client.outcome(Kind.RELAY)))
         return True
 
-    def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None, door: Door | None) -> Handler:
+    def _handler(
+        self, client: Exchange, tenant: Tenant, dialect: Dialect | None, door: Door | None
+    ) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
         if door:
             return door.answer
@@ -169,10 +190,15 @@ class App:
             )
         if dialect:
             return self.process.chats[dialect]
-        return self.process.kept_replies if RESPONSES.kept(client.method, client.path) else self.process.relay
+        return (
+            self.process.kept_replies
+            if RESPONSES.kept(client.method, client.path)
+            else self.process.relay
+        )
 
     def _tenant(self, client: Exchange, door: Door | None) -> Tenant:
-        """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
+        """Return the tenant of this request. Raises ClientFault if the caller may not use the
+        proxy."""
         tenant = identify(client.headers, self.process.policies()).for_api(client.api)
         if tenant.listed:
             tenant = identified(tenant, client.headers) or tenant
@@ -186,9 +212,14 @@ class App:
 async def _in_openais_shape(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         fault = ClientFault(error.detail)
-        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
-    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
-    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+        return Response(
+            fault.body(), error.status_code, error.headers, media_type="application/json"
+        )
+    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs
+    # it.
+    said = (
+        error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+    )
     return Response(said.body(), said.status, media_type="application/json")
 
 

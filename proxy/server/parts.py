@@ -1,6 +1,7 @@
 """What an application is made of besides the way of a request: pages, operations, captures.
 
-A part looks at requests that have ended, serves paths of its own, or both. The core knows no part by name.
+A part looks at requests that have ended, serves paths of its own, or both. The core knows no part
+by name.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from proxy.requests.prepared import Prepared
 from proxy.telemetry.outcome import Outcome
 
 Handler = Callable[[Exchange, Tenant], Awaitable[None]]
-"""Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before either."""
+"""Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone
+before either."""
 
 
 class Door(NamedTuple):
-    """How a part answers a path for callers: with their tenant's policy, places and bounds, as a chat is answered."""
+    """How a part answers a path for callers: with their tenant's policy, places and bounds, as a
+    chat is answered."""
 
     answer: Handler
     api: str = ""
@@ -36,18 +39,20 @@ class Part:
     """Does nothing; parts override what they need."""
 
     pages: Sequence[Route] = ()
-    """For people and browsers, who need no key: below `/_offload/`, where Host and Origin are checked, or at fixed
-    paths."""
+    """For people and browsers, who need no key: below `/_offload/`, where Host and Origin are
+    checked, or at fixed paths."""
 
     def door(self, path: bytes) -> Door | None:
         """Return how callers are answered at this path, None if this part does not serve it."""
         return None
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
-        """Take in a request that has ended: of a chat, what was made of it and who asked. Must return at once."""
+        """Take in a request that has ended: of a chat, what was made of it and who asked. Must
+        return at once."""
 
     def room_is_short(self) -> None:
-        """Give up what the store could do without, because it has no room for other records. Must return at once."""
+        """Give up what the store could do without, because it has no room for other records. Must
+        return at once."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

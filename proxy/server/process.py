@@ -1,7 +1,7 @@
 """What all requests of one process share, how it begins and how it ends.
 
-`Process` makes everything once, from the settings. `App` (beside this) asks it for what a request needs, and parts get
-it when they are made.
+`Process` makes everything once, from the settings. `App` (beside this) asks it for what a request
+needs, and parts get it when they are made.
 """
 
 from __future__ import annotations
@@ -71,7 +71,11 @@ class Process:
         self._allowed_hosts = {*settings.allowed_hosts, *named}
         self.metrics = Metrics()
         self._book = PolicyLoader(
-            settings.policies, settings.environment, settings.upstream, self.metrics.reloaded, settings.built_in
+            settings.policies,
+            settings.environment,
+            settings.upstream,
+            self.metrics.reloaded,
+            settings.built_in,
         )
         self._ledger = logs.Recorder(logs.requests, self.metrics.record)
         self.flush = self._ledger.flush
@@ -100,7 +104,9 @@ class Process:
             known=self._known,
             sink=self.record,
         )
-        self.chats: dict[Dialect, Handler] = {dialect: Chat(self.services, dialect) for dialect in DIALECTS}
+        self.chats: dict[Dialect, Handler] = {
+            dialect: Chat(self.services, dialect) for dialect in DIALECTS
+        }
         self.kept_replies: Handler = KeptReplies(self.services)
         self._ending_since: float | None = None
         self.hangs = False
@@ -108,9 +114,14 @@ class Process:
         self.parts: Sequence[Part] = [make(self) for make in parts]
 
     def _guarded_store(self) -> Guarded:
-        store = open_store(self.settings.store, self._retention, lambda key: self._store.damaged(key))
-        warn, damaged = logs.Limited(logger), self.metrics.damaged
-        guarded = Guarded(store, warn=warn, retention=self._retention, count_damaged=damaged, full=self._make_room)
+        store = open_store(
+            self.settings.store, self._retention, lambda key: self._store.damaged(key)
+        )
+        warn = logs.Limited(logger)
+        damaged = self.metrics.damaged
+        guarded = Guarded(
+            store, warn=warn, retention=self._retention, count_damaged=damaged, full=self._make_room
+        )
         self.metrics.watch_store(lambda: guarded.state)
         return guarded
 
@@ -120,13 +131,18 @@ class Process:
         """Return the policies in force."""
         return self._book.current
 
-    def record(self, outcome: Outcome, prepared: Prepared | None = None, client: Exchange | None = None) -> None:
-        """Record how a request has ended, and show it to every part: a chat with what was made of it and its client."""
+    def record(
+        self, outcome: Outcome, prepared: Prepared | None = None, client: Exchange | None = None
+    ) -> None:
+        """Record how a request has ended, and show it to every part: a chat with what was made of
+        it and its client."""
         if self.traces:
             self.traces.note(outcome)
         self._ledger.record(outcome)
         for part in self.parts:
-            with logs.beside(logger, f"showing request {outcome.request_id} to {type(part).__name__}"):
+            with logs.beside(
+                logger, f"showing request {outcome.request_id} to {type(part).__name__}"
+            ):
                 part.watch(outcome, prepared, client)
 
     def check_origin(self, headers: Iterable[Header], target: bytes) -> None:
@@ -138,7 +154,8 @@ class Process:
         return await deep_health(self._store, self._upstream, self.policies().all())
 
     async def state(self, namespaces: Collection[str]) -> Mapping[str, Any]:
-        """Return the state of this process, with the windows that upstreams have shown to these namespaces."""
+        """Return the state of this process, with the windows that upstreams have shown to these
+        namespaces."""
         _, page = await self.health()
         policies = [
             {
@@ -188,13 +205,15 @@ class Process:
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
             if not expires_by_itself(self.settings.store):
-                warn, swept = logs.Limited(logger), self.metrics.swept
+                warn = logs.Limited(logger)
+                swept = self.metrics.swept
                 sweeping = sweep_always(self._store.store, self._retention, warn=warn, swept=swept)
                 await held.enter_async_context(running(sweeping))
             yield
 
     def ending(self) -> None:
-        """Start the drain timeout of requests and background tasks, because the process must end."""
+        """Start the drain timeout of requests and background tasks, because the process must
+        end."""
         self._ending_since = time.monotonic()
 
     def cut(self) -> None:
@@ -207,7 +226,8 @@ class Process:
         await asyncio.gather(self._summaries.close(left), self._background.close(left))
 
     async def _watch_store(self) -> None:
-        """Ask the store now and then, for the metrics: few requests do, and a worker may have none."""
+        """Ask the store now and then, for the metrics: few requests do, and a worker may have
+        none."""
         while True:
             self.metrics.sample()  # until the first one, a gauge says 0
             await asyncio.sleep(STORE_SECONDS)
@@ -218,13 +238,14 @@ class Process:
 
     def _drain_left(self) -> float:
         """Seconds that are left of the drain timeout."""
-        since, seconds = self._ending_since, self.settings.drain_timeout
+        since = self._ending_since
+        seconds = self.settings.drain_timeout
         return seconds if since is None else max(seconds - (time.monotonic() - since), 0.0)
 
 
 def _opentelemetry(settings: Settings) -> OpenTelemetry | None:
-    """Return it if one of its variables names an endpoint. To import it takes a quarter of a second. Raises
-    UserMistake."""
+    """Return it if one of its variables names an endpoint. To import it takes a quarter of a
+    second. Raises UserMistake."""
     variables = settings.environment
     named = any(variables.get(f"OTEL_EXPORTER_OTLP_{kind}ENDPOINT") for kind in ("", "TRACES_"))
     if not named or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":

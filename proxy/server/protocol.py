@@ -1,4 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol, bounded: no client may take more than its share of our time, memory and connections.
+"""uvicorn's HTTP/1.1 protocol, bounded: no client may take more than its share of our time, memory
+and connections.
 
 `_reading` says what a connection is reading:
 
@@ -11,9 +12,9 @@
                                   DEAF    input is counted and dropped, and never parsed again; after the last
                                           reply, the connection lingers for a moment and is closed
 
-The connections of a process share its `Bounds`. It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`,
-`parser`, `transport`) and the callbacks of asyncio and httptools, and leaves requests and replies to uvicorn. It adds
-one object to ASGI's scope, `Inflow`.
+The connections of a process share its `Bounds`. It uses uvicorn's public attributes (`cycle`,
+`flow`, `pipeline`, `parser`, `transport`) and the callbacks of asyncio and httptools, and leaves
+requests and replies to uvicorn. It adds one object to ASGI's scope, `Inflow`.
 """
 
 from __future__ import annotations
@@ -25,39 +26,51 @@ from typing import Any, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported, UpgradeRefused
+from proxy.errors import (
+    BadRequest,
+    HeadTooLarge,
+    ProxyError,
+    RequestTimeout,
+    Unsupported,
+    UpgradeRefused,
+)
 from proxy.requests.exchange import RAW, Exchange
 from proxy.server.access import Bounds, Inflow, Presence
 
-STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})  # upstreams may send these
+# upstreams may send these
+STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})
 
 HEAD_BYTES = 64 * 1024
-"""Most bytes of a request line with its headers, of trailers, and of the framing between two pieces of a body. Twice
-what upstreams commonly accept, so that the upstream is the one to refuse."""
+"""Most bytes of a request line with its headers, of trailers, and of the framing between two pieces
+of a body. Twice what upstreams commonly accept, so that the upstream is the one to refuse."""
 
 HEAD_FIELDS = 200
 """Most header lines of a request; twice Apache's limit. Trailers have the same limit."""
 
 PIPELINED = 64
-"""Most requests of one connection that wait for a reply. After these we close the connection, which asks the client to
-send the rest again (RFC 9112, 9.3.2)."""
+"""Most requests of one connection that wait for a reply. After these we close the connection, which
+asks the client to send the rest again (RFC 9112, 9.3.2)."""
 
 LINGER_BYTES = 1 << 20
-"""Most bytes that we read and drop of a request that is already answered. If we closed the connection with bytes
-unread, the reset could destroy our reply before a client that is still sending had read it (RFC 9112, 9.6)."""
+"""Most bytes that we read and drop of a request that is already answered. If we closed the
+connection with bytes unread, the reset could destroy our reply before a client that is still
+sending had read it (RFC 9112, 9.6)."""
 
 LINGER_SECONDS = 5.0
 """Seconds that such a connection stays open; nginx's `lingering_timeout`."""
 
 LAST_LOOK = 0.05
-"""Seconds that an idle connection stays open when the process ends: a request may have come that is not read yet."""
+"""Seconds that an idle connection stays open when the process ends: a request may have come that is
+not read yet."""
 
 UNREAD_SECONDS = 600.0
-"""Seconds within which a client must read some of a reply that waits for it; an upstream may be silent for as long."""
+"""Seconds within which a client must read some of a reply that waits for it; an upstream may be
+silent for as long."""
 
 IDLE_SECONDS = 75.0
-"""Seconds that a connection may stay open without a request, as in nginx. Clients keep idle connections in their pools
-for less time, so the client closes first, and no request arrives just as we close."""
+"""Seconds that a connection may stay open without a request, as in nginx. Clients keep idle
+connections in their pools for less time, so the client closes first, and no request arrives just as
+we close."""
 
 
 class _Reading(enum.Enum):
@@ -83,7 +96,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._keeps = False
         """Whether the connection may carry another request behind this one."""
         self._since = self._size = self._fields = 0
-        """Bytes received since the head began or since the last piece of the body; bytes and lines of the head."""
+        """Bytes received since the head began or since the last piece of the body; bytes and lines
+        of the head."""
         self._lingers = self._ends = False
         self._dropped = 0
 
@@ -96,7 +110,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading, self._lingers = DEAF, True
+        self._reading = DEAF
+        self._lingers = True
         super().connection_lost(exc)
         self.bounds.deadlines.pop(self, None)
         self.bounds.closed()
@@ -110,12 +125,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(LAST_LOOK, super().shutdown)
 
     def linger(self) -> bool:
-        """End our side of the connection and give the client time to read the reply. Returns False if it can be closed
-        at once: all that the client sent is read, or it had its time."""
+        """End our side of the connection and give the client time to read the reply. Returns False
+        if it can be closed at once: all that the client sent is read, or it had its time."""
         if self._lingers or self._reading is NOTHING:
             self._expect()
             return False
-        self._reading, self._lingers = DEAF, True
+        self._reading = DEAF
+        self._lingers = True
         self.transport.write_eof()
         if self._dropped <= LINGER_BYTES:
             self.flow.resume_reading()
@@ -158,10 +174,18 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.flow.read_paused:
             self._expect()  # we paused reading: the client is not the slow one
         elif self._reading is HEAD:
-            self.refuse(RequestTimeout(f"The request's head was not whole within {self.bounds.head_seconds:g} seconds"))
+            self.refuse(
+                RequestTimeout(
+                    f"The request's head was not whole within {self.bounds.head_seconds:g} seconds"
+                )
+            )
         else:
             seconds = self.bounds.body_seconds
-            self.refuse(RequestTimeout(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
+            self.refuse(
+                RequestTimeout(
+                    f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"
+                )
+            )
 
     def unfinished(self) -> Inflow | None:
         """Return the request whose body is being read, if there is one."""
@@ -185,7 +209,11 @@ class BoundedProtocol(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 if self._reading is not DEAF:
                     why = error.__context__
-                    self.refuse(why if isinstance(why, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
+                    self.refuse(
+                        why
+                        if isinstance(why, ProxyError)
+                        else BadRequest("This is no valid HTTP/1.1 request")
+                    )
                     return
             else:
                 if self._since > HEAD_BYTES and self._reading in (HEAD, BODY):
@@ -204,15 +232,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = data[offer.args[0] :]
-            # Another protocol's offer is ignored (RFC 9110, 7.8). Java's client makes one with its first request, with
-            # or without a body. The parser takes everything after the head for the other protocol, so a new parser gets
-            # the head without the offer.
+            # Another protocol's offer is ignored (RFC 9110, 7.8). Java's client makes one with its
+            # first request, with or without a body. The parser takes everything after the head for
+            # the other protocol, so a new parser gets the head without the offer.
             line = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
             fields = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
             self._feed_anew(b"%b %b HTTP/%b\r\n%b\r\n" % (*line, b"".join(fields)))
 
     def _asks_for_websocket(self) -> bool:
-        """Whether the client can go on only after an upgrade: WebSocket begins with a GET (RFC 6455, 4.1)."""
+        """Whether the client can go on only after an upgrade: WebSocket begins with a GET (RFC
+        6455, 4.1)."""
         offers = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
         return self.parser.get_method() == b"GET" and b"websocket" in offers
 
@@ -222,10 +251,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser.feed_data(head)
 
     def refuse(self, error: ProxyError) -> None:
-        """Answer the request that is being read with an error when its turn comes, and read no more."""
-        if not isinstance(error, UpgradeRefused):  # some clients try it each time, and then go on without
-            self.bounds.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
-        reading, self._reading = self._reading, DEAF
+        """Answer the request that is being read with an error when its turn comes, and read no
+        more."""
+        # some clients try it each time, and then go on without
+        if not isinstance(error, UpgradeRefused):
+            self.bounds.warn(
+                str(error.status), f"refused a request with {error.status}: {error.message}"
+            )
+        reading = self._reading
+        self._reading = DEAF
         self._expect()
         if reading is BODY:
             assert self._inflow is not None
@@ -241,7 +275,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading = DEAF
 
     def evict(self, error: ProxyError) -> None:
-        """Refuse what is being read, and close the connection at once behind that: its place is needed."""
+        """Refuse what is being read, and close the connection at once behind that: its place is
+        needed."""
         self.refuse(error)
         self._lingers = True
         self._expect()
@@ -255,7 +290,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reading = DEAF
             raise BadRequest("The connection takes no more requests")  # stops the parser
         super().on_message_begin()
-        self._reading, self._since, self._size, self._fields = HEAD, 0, 0, 0
+        self._reading = HEAD
+        self._since = 0
+        self._size = 0
+        self._fields = 0
         self._expect()
 
     def on_url(self, url: bytes) -> None:
@@ -265,7 +303,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
         self._count(len(name) + len(value))
-        if self._reading is HEAD:  # a trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1)
+        # a trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1)
+        if self._reading is HEAD:
             super().on_header(name, value)
 
     def _count(self, size: int) -> None:
@@ -274,16 +313,24 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _too_large()
 
     def on_headers_complete(self) -> None:
-        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        codings = [
+            value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"
+        ]
         if codings not in ([], [b"chunked"]):
-            # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
-            raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
+            # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is
+            # encoded.
+            raise Unsupported(
+                "No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`"
+            )
         if self.parser.get_method() == b"CONNECT":
-            # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
+            # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110,
+            # 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
         if self.parser.should_upgrade():
             if self._asks_for_websocket():
-                raise UpgradeRefused("This proxy does not speak WebSocket: send the request over plain HTTP")
+                raise UpgradeRefused(
+                    "This proxy does not speak WebSocket: send the request over plain HTTP"
+                )
             return  # the head comes again, see `_parse`
         self._inflow = Inflow(self.bounds, self._presence, self.url)
         cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
@@ -294,8 +341,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.app = app
         # A reply that begins before its request is whole is the last on its connection.
-        self._keeps, self.cycle.keep_alive = self.cycle.keep_alive, False
-        self._reading, self._since, self._size, self._fields = BODY, 0, 0, 0
+        self._keeps = self.cycle.keep_alive
+        self.cycle.keep_alive = False
+        self._reading = BODY
+        self._since = 0
+        self._size = 0
+        self._fields = 0
 
     def on_body(self, body: bytes) -> None:
         assert self._inflow is not None
@@ -312,7 +363,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._reading = NOTHING
         self._expect()
         if not self.pipeline:
-            # Reading may be paused for this body, which is now whole. We notice a hang-up only while we read.
+            # Reading may be paused for this body, which is now whole. We notice a hang-up only
+            # while we read.
             self.flow.resume_reading()
 
     # Output
@@ -322,8 +374,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect()
 
     async def _unframed(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request in HTTP/1.0, which knows no chunks: a reply without a length ends with its connection."""
-        cycle, framed = self.cycle, False
+        """Serve a request in HTTP/1.0, which knows no chunks: a reply without a length ends with
+        its connection."""
+        cycle = self.cycle
+        framed = False
 
         async def send_unframed(message: Any) -> None:
             nonlocal framed
@@ -338,8 +392,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Gentle:
-    """A transport whose `close` lets the client read the reply first, and whose `write` drops what comes too late: when
-    uvloop has closed a connection, it raises, even before it has said that the connection is lost."""
+    """A transport whose `close` lets the client read the reply first, and whose `write` drops what
+    comes too late: when uvloop has closed a connection, it raises, even before it has said that the
+    connection is lost."""
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
         self._transport = transport

@@ -1,9 +1,9 @@
 """Runs the application under uvicorn: one process or several, and how they end.
 
-SIGTERM and SIGINT drain: no new requests are accepted, and those under way get the drain timeout. After a further grace
-the process ends even if something hangs; it then exits with 1 and logs what hung. A second signal ends it at once. A
-stream that is cut off first gets its error event, unless a second signal ends several workers. SIGHUP reloads the
-policies, in every process.
+SIGTERM and SIGINT drain: no new requests are accepted, and those under way get the drain timeout.
+After a further grace the process ends even if something hangs; it then exits with 1 and logs what
+hung. A second signal ends it at once. A stream that is cut off first gets its error event, unless a
+second signal ends several workers. SIGHUP reloads the policies, in every process.
 """
 
 from __future__ import annotations
@@ -57,31 +57,36 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 """Most connections that wait to be accepted; uvicorn's own default."""
 
-ACCEPTING, QUIET = 1_000, 4
-"""Turns of the event loop in which waiting connections are accepted at the end, and after how many turns without any it
-is enough. More come only in a flood."""
+ACCEPTING = 1_000
+QUIET = 4
+"""Turns of the event loop in which waiting connections are accepted at the end, and after how many
+turns without any it is enough. More come only in a flood."""
 
 _HEARTBEAT = 10
-"""Seconds that a worker has to answer its supervisor before it is replaced, which ends its requests. A thread of its
-own answers, however busy the worker is."""
+"""Seconds that a worker has to answer its supervisor before it is replaced, which ends its
+requests. A thread of its own answers, however busy the worker is."""
 
 GRACE = 5.0
-"""Seconds that a process gets on top of the drain timeout. All that is then closed, one after the other, has a bound of
-its own, and these bounds together are shorter."""
+"""Seconds that a process gets on top of the drain timeout. All that is then closed, one after the
+other, has a bound of its own, and these bounds together are shorter."""
 
 _MARGIN = 2.0
-"""Further seconds until the supervisor kills a worker, so that the worker can first log what hangs in it."""
+"""Further seconds until the supervisor kills a worker, so that the worker can first log what hangs
+in it."""
 
 _ENDING = signal.SIGINT, signal.SIGTERM
 
-OK, ENDED_EARLY = 0, 1
+OK = 0
+ENDED_EARLY = 1
 
 YOUNG = 10_000
-"""So many more objects than before must be there until the collector looks for cycles among them. At Python's 700 it
-looks at those of a few dozen requests, most of which are freed soon without it."""
+"""So many more objects than before must be there until the collector looks for cycles among them.
+At Python's 700 it looks at those of a few dozen requests, most of which are freed soon without
+it."""
 
 SHORT_TOKEN = 16
-"""Characters below which a token can be guessed over the network, at some thousand tries a second."""
+"""Characters below which a token can be guessed over the network, at some thousand tries a
+second."""
 
 
 def announce(address: str) -> None:
@@ -94,8 +99,9 @@ def serve(
     invite: Callable[[str], str] | None = None,
     ready: Callable[[str], None] = announce,
 ) -> int:
-    """Listen and serve until a signal, with these parts, which can be pickled. `invite` returns a line for whoever
-    starts the proxy, or "", and gets its address. `ready` gets it once requests are served.
+    """Listen and serve until a signal, with these parts, which can be pickled. `invite` returns a
+    line for whoever starts the proxy, or "", and gets its address. `ready` gets it once requests
+    are served.
 
     Returns the exit code: 0, or 1 if a second signal cut requests off.
     If something hangs at the end, it does not return: the process exits with 1.
@@ -103,8 +109,11 @@ def serve(
     Raises UserMistake for errors in settings or policies, and if it cannot listen on the address.
     """
     _prepare(settings)
-    if settings.admin_token and len(settings.admin_token) < SHORT_TOKEN:  # and nothing limits how often one may try
-        logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
+    # and nothing limits how often one may try
+    if settings.admin_token and len(settings.admin_token) < SHORT_TOKEN:
+        logger.warning(
+            "OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)"
+        )
     app = App(settings, parts)
     with _listener(settings.host, settings.port) as listener:
         address = f"http://{_address(*listener.getsockname()[:2])}"
@@ -117,7 +126,8 @@ def serve(
             return ENDED_EARLY if server.force_exit else OK
         with prepare_multiprocess():
             shared = config(settings, partial(_worker, settings, parts))
-            shared.factory, shared.workers = True, settings.workers
+            shared.factory = True
+            shared.workers = settings.workers
             supervisor = _Supervisor(shared, [listener], listens)
             supervisor.run()
             return ENDED_EARLY if supervisor.killed else OK
@@ -127,7 +137,8 @@ def _worker(settings: Settings, parts: Sequence[MakePart]) -> ASGIApp:
     """Return the application of a worker, which is spawned, not forked, and builds it anew."""
 
     def end_with_supervisor() -> None:
-        """Drain when the supervisor has ended: nothing else would stop this worker, which holds the port."""
+        """Drain when the supervisor has ended: nothing else would stop this worker, which holds the
+        port."""
         if supervisor := multiprocessing.parent_process():
             supervisor.join()
             os.kill(os.getpid(), signal.SIGTERM)
@@ -141,15 +152,16 @@ def _prepare(settings: Settings) -> None:
     _raise_descriptors()
     sys.setswitchinterval(SWITCH_SECONDS)
     logs.configure(settings.log_format)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at INFO, it logs only that it starts and stops
+    # at INFO, it logs only that it starts and stops
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if hasattr(signal, "SIGHUP"):
         # Ignored until the application handles it: by default it would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _raise_descriptors() -> None:
-    """Allow as many file descriptors as this process may: shells and systemd allow 1,024, for programs that use
-    `select`."""
+    """Allow as many file descriptors as this process may: shells and systemd allow 1,024, for
+    programs that use `select`."""
     if resource is not None:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(OSError, ValueError):  # macOS names no limit and has one
@@ -157,7 +169,8 @@ def _raise_descriptors() -> None:
 
 
 def config(settings: Settings, app: object) -> uvicorn.Config:
-    """Return uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
+    """Return uvicorn's configuration for an exact relay. `app` is the application, or a function
+    that makes it."""
     bounds = Bounds(settings, logs.Limited(logger))
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -181,18 +194,23 @@ def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = ":" in host and socket.has_dualstack_ipv6()  # `::` stands for all addresses
     try:
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+        listener = socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
         raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
     except (TypeError, ValueError) as error:  # the name cannot be written as DNS wants it
-        raise UserMistake(f"cannot listen on {_address(host, port)}: expected a host name or an address") from error
+        raise UserMistake(
+            f"cannot listen on {_address(host, port)}: expected a host name or an address"
+        ) from error
     listener.set_inheritable(True)
     return listener
 
 
 def _say(line: str) -> None:
-    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+    # a full disk below standard error is no reason not to serve
+    with suppress(OSError, ValueError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
@@ -205,7 +223,8 @@ class _Ending:
     """An application whose process ends in time even if something in it hangs."""
 
     def __init__(self, app: App, settings: Settings, *, alone: bool = True) -> None:
-        """`alone` says that no supervisor ends this process, and so a second signal ends it at once."""
+        """`alone` says that no supervisor ends this process, and so a second signal ends it at
+        once."""
         self._app = app
         self._alone = alone
         self._seconds = math.ceil(settings.drain_timeout) + GRACE
@@ -219,8 +238,9 @@ class _Ending:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
-                # All objects made so far live as long as the process. If the collector scanned them again and again, 64
-                # requests at once would take 1.5 times as long at the 99th percentile.
+                # All objects made so far live as long as the process. If the collector scanned them
+                # again and again, 64 requests at once would take 1.5 times as long at the 99th
+                # percentile.
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
@@ -236,7 +256,9 @@ class _Ending:
                 signal.signal(number, partial(self._told, loop, before))
         await self._app(scope, receive, sent)
 
-    def _told(self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None) -> None:
+    def _told(
+        self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None
+    ) -> None:
         seconds = GRACE if self._begun else self._seconds
         if not self._begun:
             self._begun = True
@@ -248,7 +270,9 @@ class _Ending:
 
         def last_resort() -> None:
             time.sleep(seconds)
-            logger.error("the process did not end within %g s and is cut off; its threads are in", seconds)
+            logger.error(
+                "the process did not end within %g s and is cut off; its threads are in", seconds
+            )
             with suppress(Exception):
                 faulthandler.dump_traceback()  # places in the code, without data
             self._end()
@@ -265,12 +289,14 @@ class _Ending:
 
 
 async def accept_waiting(listeners: Sequence[socket.socket]) -> None:
-    """Let the event loop accept the connections that wait, until none does: the kernel resets those that wait when a
-    listener is closed, and their clients may have sent a request by then."""
+    """Let the event loop accept the connections that wait, until none does: the kernel resets those
+    that wait when a listener is closed, and their clients may have sent a request by then."""
     waiting = select.poll()
     for listener in listeners:
         waiting.register(listener, select.POLLIN)
-    quiet = 0  # turns since the last one waited; the loop takes some until an accepted connection is a protocol's
+    # turns since the last one waited; the loop takes some until an accepted connection is a
+    # protocol's
+    quiet = 0
     for _ in range(ACCEPTING):
         quiet = 0 if waiting.poll(0) else quiet + 1
         if quiet == QUIET:
@@ -295,8 +321,10 @@ class _Server(uvicorn.Server):
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # uvicorn would remember the signals and raise them again at the end; we choose the exit code ourselves.
-        if self.should_exit:  # what ends in the middle from here on does so as it was told, and is no error
+        # uvicorn would remember the signals and raise them again at the end; we choose the exit
+        # code ourselves. what ends in the middle from here on does so as it was told, and is no
+        # error
+        if self.should_exit:
             self.force_exit = True
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.should_exit = True
@@ -307,14 +335,17 @@ class _Supervisor(Multiprocess):
 
     killed = announced = False
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]
+    ) -> None:
         super().__init__(config, sockets)
         self._ready = ready
 
     def run(self) -> None:
         try:
             super().run()
-        except BaseException:  # the interpreter would wait for the workers, which nothing else ends then
+        # the interpreter would wait for the workers, which nothing else ends then
+        except BaseException:
             self.terminate_all()
             self.join_all()
             raise
@@ -338,7 +369,8 @@ class _Supervisor(Multiprocess):
                 os.kill(process.pid, signal.SIGHUP)
 
     def terminate_all(self) -> None:
-        # This is a copy of the workers' socket. While it is open, it accepts connections that nobody serves.
+        # This is a copy of the workers' socket. While it is open, it accepts connections that
+        # nobody serves.
         for listener in self.sockets:
             listener.close()
         super().terminate_all()

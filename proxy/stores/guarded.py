@@ -1,15 +1,17 @@
-"""A store for the chat path: it never raises, limits how long a request waits, and remembers what it read or wrote.
+"""A store for the chat path: it never raises, limits how long a request waits, and remembers what
+it read or wrote.
 
-Two breakers, one for reads and one for writes, leave a failing engine alone. A store that is full, read-only or slow to
-write can still be read, and then only writes stop.
+Two breakers, one for reads and one for writes, leave a failing engine alone. A store that is full,
+read-only or slow to write can still be read, and then only writes stop.
 
     closed ──── `FAILURES` in a row ────▶ open ◀──────────────┐
       ▲                                    │                  │ it fails, or a pause
       │                                    ▼ after a pause    │ goes by in silence
       └──────── it succeeds ────────── one call is let through┘
 
-The first pause takes `PAUSE` seconds, and each further one twice as long, up to `LONGEST`. What a request wrote
-meanwhile is not lost: this process keeps it, reads it, and puts it again once the engine works.
+The first pause takes `PAUSE` seconds, and each further one twice as long, up to `LONGEST`. What a
+request wrote meanwhile is not lost: this process keeps it, reads it, and puts it again once the
+engine works.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ T = TypeVar("T")
 CLOSING = 1.75
 """Seconds that the store gets at least to close when the process ends."""
 
-LATER_SECONDS, LATER_AT_ONCE = 5.0, 8
+LATER_SECONDS = 5.0
+LATER_AT_ONCE = 8
 """Seconds for a put for which no request waits, and how many of them are tried at once."""
 
 ATTEMPTS = 3
@@ -43,17 +46,20 @@ ATTEMPTS = 3
 FAILURES = 5
 """Failures in a row that open a breaker."""
 
-PAUSE, LONGEST = 0.5, 30.0
+PAUSE = 0.5
+LONGEST = 30.0
 """Seconds of a breaker's first and of its longest pause."""
 
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
 PROBE_BYTES = 16 << 10
-"""Bytes of a record that is written to check this, as large as usual ones: a full disk takes an empty file."""
+"""Bytes of a record that is written to check this, as large as usual ones: a full disk takes an
+empty file."""
 
 ENTRY_WEIGHT = ENTRY_BYTES + 100
-"""Bytes that a remembered record takes beside its key and value: their heads, and what alignment adds."""
+"""Bytes that a remembered record takes beside its key and value: their heads, and what alignment
+adds."""
 
 PUTS_BYTES = 20 << 20
 """Bytes of keys remembered as recently put: some 50,000 of them."""
@@ -62,12 +68,13 @@ RENEW_SECONDS = 86_400.0
 """The age from which a record in use is renewed; a sixth of its retention if that is less."""
 
 UNWRITTEN_BYTES = 32 << 20
-"""Bytes of records that could not be written yet. If there are more, some are given up, longest unused first."""
+"""Bytes of records that could not be written yet. If there are more, some are given up, longest
+unused first."""
 
 
 class Put(Enum):
-    """The result of a put. WRITTEN holds also if this process has the record and will put it later; EXISTED means that
-    another writer was first, perhaps with different bytes."""
+    """The result of a put. WRITTEN holds also if this process has the record and will put it later;
+    EXISTED means that another writer was first, perhaps with different bytes."""
 
     WRITTEN = "written"
     EXISTED = "existed"
@@ -77,7 +84,9 @@ class Put(Enum):
 class Memory:
     """Records never change, so only damaged ones must be forgotten."""
 
-    def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._refresh = refresh_seconds
         self._clock = clock
         self._records: Lru[str, tuple[bytes | None]] = Lru(limit_bytes)
@@ -93,7 +102,8 @@ class Memory:
         return count, self._records.weight + self._puts.weight + self.unwritten.weight
 
     def recall(self, keys: Iterable[str]) -> dict[str, bytes | None]:
-        """Return the remembered values of these keys, with None for those that will never have one."""
+        """Return the remembered values of these keys, with None for those that will never have
+        one."""
         found: dict[str, bytes | None] = {}
         for key in keys:
             if (owed := self.unwritten.get(key)) is not None:
@@ -107,7 +117,8 @@ class Memory:
         self._records.put(key, (value,), _weight(key, value))
 
     def note_put(self, key: str, retention: float | None = None) -> None:
-        """Note that the record exists, whoever wrote it. Its store deletes it after `retention` seconds."""
+        """Note that the record exists, whoever wrote it. Its store deletes it after `retention`
+        seconds."""
         fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
         self._puts.put(key, self._clock() + fresh, _weight(key))
         if self._records.get(key) == (None,):
@@ -126,7 +137,8 @@ class Memory:
         return before + 1 - len(self.unwritten)
 
     def forget(self, key: str) -> None:
-        """Forget what is stored under this key, so that it is fetched again and can be put again."""
+        """Forget what is stored under this key, so that it is fetched again and can be put
+        again."""
         self._records.discard(key)
         self._puts.discard(key)
 
@@ -136,7 +148,8 @@ def _weight(key: str, value: bytes | None = None) -> int:
 
 
 class Breaker:
-    """Call `admit` before every call to the engine, then report the result with `succeeded` or `failed`.
+    """Call `admit` before every call to the engine, then report the result with `succeeded` or
+    `failed`.
 
     A probing call without a result counts as failed, because it may have been cancelled.
     """
@@ -155,16 +168,21 @@ class Breaker:
         return "closed" if self._next_probe is None else "open"
 
     def admit(self) -> bool:
-        """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
+        """Return whether a call may be made now. True while the breaker is open makes it this
+        pause's only probe."""
         if self._next_probe is None:
             return True
         if self._clock() < self._next_probe:
             return False
-        self._probing, self._next_probe = True, self._clock() + self._pause
+        self._probing = True
+        self._next_probe = self._clock() + self._pause
         return True
 
     def succeeded(self) -> None:
-        self._failures, self._pause, self._next_probe, self._probing = 0, PAUSE, None, False
+        self._failures = 0
+        self._pause = PAUSE
+        self._next_probe = None
+        self._probing = False
         self.answered = self._clock()
 
     def failed(self) -> None:
@@ -179,10 +197,11 @@ class Breaker:
 class Guarded:
     """Guards one store in one process, with a memory and breakers that all requests share.
 
-    `warn(kind, text)` is called for every fault and need not log each one. `budget_seconds` is how long one request may
-    wait for the store in total. A repeated put would renew a record's age, but is skipped within `refresh_seconds` of
-    the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
-    damaged record, and `full()` for every write for which the store has no room.
+    `warn(kind, text)` is called for every fault and need not log each one. `budget_seconds` is how
+    long one request may wait for the store in total. A repeated put would renew a record's age, but
+    is skipped within `refresh_seconds` of the last one, or within less if the namespace's
+    `retention` is short. `count_damaged(kind)` is called for every damaged record, and `full()` for
+    every write for which the store has no room.
     """
 
     def __init__(
@@ -200,7 +219,8 @@ class Guarded:
     ) -> None:
         self.store = store
         self.memory = Memory(cache_bytes, refresh_seconds, clock)
-        self.reading, self.writing = Breaker(clock), Breaker(clock)
+        self.reading = Breaker(clock)
+        self.writing = Breaker(clock)
         self.retention = retention
         self.clock = clock
         self._warn = warn
@@ -219,20 +239,26 @@ class Guarded:
         return Visit(self, self._budget if budget_seconds is None else budget_seconds)
 
     async def check(self, seconds: float) -> str | None:
-        """Read, and write and delete a record, even if a breaker is open. Returns None if all of this is done within
-        `seconds`, else the reason."""
+        """Read, and write and delete a record, even if a breaker is open. Returns None if all of
+        this is done within `seconds`, else the reason."""
         record = f"health/probe/{uuid4().hex}"
-        operation, breaker = StoreOperation.GET, self.reading
+        operation = StoreOperation.GET
+        breaker = self.reading
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
                 breaker.succeeded()
-                operation, breaker = StoreOperation.PUT, self.writing
+                operation = StoreOperation.PUT
+                breaker = self.writing
                 await self.store.put(record, bytes(PROBE_BYTES))
                 await self.store.delete(record)
                 breaker.succeeded()
         except (TimeoutError, StoreFault) as fault:
-            reason = fault.message if isinstance(fault, StoreFault) else f"no answer to a check within {seconds:g} s"
+            reason = (
+                fault.message
+                if isinstance(fault, StoreFault)
+                else f"no answer to a check within {seconds:g} s"
+            )
             breaker.failed()
             self.tell(operation, reason)
             self.notice_full(fault)
@@ -249,21 +275,25 @@ class Guarded:
             self._full()
 
     def damaged(self, key: str) -> None:
-        """Count and log a damaged record, which is treated as absent. May be called in any thread."""
+        """Count and log a damaged record, which is treated as absent. May be called in any
+        thread."""
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
 
     def put_later(self, key: str, value: bytes) -> None:
         """Keep a record that could not be put, and put it as soon as the engine works."""
         if given_up := self.memory.owe(key, value):
-            self._warn("store unwritten", f"store: {given_up} records are given up: too many could not be written")
+            self._warn(
+                "store unwritten",
+                f"store: {given_up} records are given up: too many could not be written",
+            )
         if self._putting is None or self._putting.done():
             with nobody_waits():
                 self._putting = asyncio.create_task(self._put_again())
 
     async def close(self, grace: float = 0.0) -> bool:
-        """Put what could not be put so far, and close the store, within `grace` and `CLOSING` seconds. Returns False if
-        an operation hangs, which the log then names."""
+        """Put what could not be put so far, and close the store, within `grace` and `CLOSING`
+        seconds. Returns False if an operation hangs, which the log then names."""
         seconds = grace + CLOSING
         try:
             async with asyncio.timeout(seconds):
@@ -273,7 +303,10 @@ class Guarded:
                     await self._put_unwritten()
                 await self.store.close()
         except (TimeoutError, StoreFault) as fault:
-            self.tell("close", fault.message if isinstance(fault, StoreFault) else f"not within {seconds:.3g} s")
+            self.tell(
+                "close",
+                fault.message if isinstance(fault, StoreFault) else f"not within {seconds:.3g} s",
+            )
             return False
         finally:
             if left := len(self.memory.unwritten):
@@ -287,7 +320,8 @@ class Guarded:
             pause = PAUSE if await self._put_unwritten() else min(2 * pause, LONGEST)
 
     async def _put_unwritten(self) -> bool:
-        """Put what could not be put so far, until the breaker opens. Returns whether any record was."""
+        """Put what could not be put so far, until the breaker opens. Returns whether any record
+        was."""
 
         async def put(key: str, value: bytes) -> bool:
             if await self.visit(LATER_SECONDS).put(key, value, keep=False, sure=True) is Put.FAILED:
@@ -296,7 +330,8 @@ class Guarded:
             self.memory.unwritten.discard(key)
             return True
 
-        done, owed = False, list(self.memory.unwritten.items())
+        done = False
+        owed = list(self.memory.unwritten.items())
         for at in range(0, len(owed), LATER_AT_ONCE):
             done |= any(await asyncio.gather(*(put(*one) for one in owed[at : at + LATER_AT_ONCE])))
             if self.writing.state == "open":
@@ -305,16 +340,20 @@ class Guarded:
 
 
 class Visit:
-    """One request's use of the store, from any number of tasks at once. No method raises StoreFault."""
+    """One request's use of the store, from any number of tasks at once. No method raises
+    StoreFault."""
 
     def __init__(self, guarded: Guarded, budget_seconds: float) -> None:
-        self._guarded, self._store, self._memory = guarded, guarded.store, guarded.memory
+        self._guarded = guarded
+        self._store = guarded.store
+        self._memory = guarded.memory
         self._left = budget_seconds
         self._errors: Counter[str] = Counter()
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """How many operations failed so far, by operation and reason, for `Outcome.store_errors`."""
+        """How many operations failed so far, by operation and reason, for
+        `Outcome.store_errors`."""
         return dict(self._errors)
 
     def anew(self) -> Visit:
@@ -328,11 +367,11 @@ class Visit:
         final: bool = False,
         intact: Callable[[str, bytes], bool] = lambda key, value: True,
     ) -> Sequence[bytes | None]:
-        """Return the records in the order of `keys`, with None for absent ones, or if the store fails. Those not in
-        memory are fetched together.
+        """Return the records in the order of `keys`, with None for absent ones, or if the store
+        fails. Those not in memory are fetched together.
 
-        `final` means that a record absent now stays absent, so its absence is remembered. A stored record that is not
-        `intact` counts as absent and is deleted, so that it can be put again.
+        `final` means that a record absent now stays absent, so its absence is remembered. A stored
+        record that is not `intact` counts as absent and is deleted, so that it can be put again.
         """
         found = self._memory.recall(keys)
         unknown = [key for key in dict.fromkeys(keys) if key not in found]
@@ -350,12 +389,13 @@ class Visit:
         return [found[key] for key in keys]
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | None:
-        """Return the engine's current records, None where absent, without putting them in memory; only None if the
-        store fails."""
+        """Return the engine's current records, None where absent, without putting them in memory;
+        only None if the store fails."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
     async def list(self, prefix: str) -> Sequence[Entry] | None:
-        """Return every record whose key begins with `prefix`, in the engine's order; None if the store fails."""
+        """Return every record whose key begins with `prefix`, in the engine's order; None if the
+        store fails."""
 
         async def collected() -> Sequence[Entry]:
             async with aclosing(self._store.list(prefix)) as entries:
@@ -364,23 +404,29 @@ class Visit:
         return await self._ask(StoreOperation.LIST, collected)
 
     def was_put(self, key: str) -> bool:
-        """Return whether this record was put recently, so that the caller need not prepare another put."""
+        """Return whether this record was put recently, so that the caller need not prepare another
+        put."""
         return self._memory.was_put(key)
 
     def note_put(self, key: str) -> None:
-        """Remember, until a refresh is due, that this record or everything that the key represents was put."""
+        """Remember, until a refresh is due, that this record or everything that the key represents
+        was put."""
         self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
-    async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False, sync: bool = True) -> Put:
+    async def put(
+        self, key: str, value: bytes, *, keep: bool = True, sure: bool = False, sync: bool = True
+    ) -> Put:
         """Write the record unless it exists; `sync`: durably.
 
-        `keep` remembers the value, because it will be read again, and puts it later if the engine fails; pass False for
-        what counts only once the engine has it. `sure` asks the engine even after a recent put, because the record may
-        have been deleted since.
+        `keep` remembers the value, because it will be read again, and puts it later if the engine
+        fails; pass False for what counts only once the engine has it. `sure` asks the engine even
+        after a recent put, because the record may have been deleted since.
         """
         if not sure and self.was_put(key):
             return Put.EXISTED
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value, sync=sync))
+        written = await self._ask(
+            StoreOperation.PUT, lambda: self._store.put(key, value, sync=sync)
+        )
         if written is None:
             if not keep:
                 return Put.FAILED
@@ -391,9 +437,11 @@ class Visit:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
 
-    async def put_intact(self, key: str, value: bytes, intact: Callable[[str, bytes], bool]) -> bool:
-        """Have the engine keep the record, and return whether it does. A stored one that is not `intact` gives way,
-        to this one or to one that another process puts at the same time."""
+    async def put_intact(
+        self, key: str, value: bytes, intact: Callable[[str, bytes], bool]
+    ) -> bool:
+        """Have the engine keep the record, and return whether it does. A stored one that is not
+        `intact` gives way, to this one or to one that another process puts at the same time."""
         for _ in range(ATTEMPTS):
             done = await self.put(key, value, keep=False, sure=True)
             if done is not Put.EXISTED:
@@ -409,8 +457,8 @@ class Visit:
         return False
 
     async def renew(self, of: str, keys: Sequence[str]) -> None:
-        """Let the ages of these records of one namespace begin anew, at most once a day. `of` is a key for all of them
-        together, in the memory of this process."""
+        """Let the ages of these records of one namespace begin anew, at most once a day. `of` is a
+        key for all of them together, in the memory of this process."""
         if self.was_put(of):
             return
         retention = self._guarded.retention(namespace_of(of))
@@ -442,8 +490,8 @@ class Visit:
         await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
 
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """Ask the engine within the rest of the budget, if the breaker admits it. Returns None if it gives no answer.
-        Every call of a visit uses this."""
+        """Ask the engine within the rest of the budget, if the breaker admits it. Returns None if
+        it gives no answer. Every call of a visit uses this."""
         guarded = self._guarded
         writes = operation in (StoreOperation.PUT, StoreOperation.DELETE)
         breaker = guarded.writing if writes else guarded.reading
@@ -459,7 +507,8 @@ class Visit:
                 breaker.succeeded()
                 return answer
             except TimeoutError:
-                why, reason = NoAnswer.TIMEOUT, "no answer in time"
+                why = NoAnswer.TIMEOUT
+                reason = "no answer in time"
                 if breaker.answered > began:  # the engine works, and this waited for others
                     reason += ": much is asked for at once"
                 else:

@@ -1,18 +1,20 @@
-"""A folder as a store: one file for each record, safe for any number of processes that share the folder.
+"""A folder as a store: one file for each record, safe for any number of processes that share the
+folder.
 
-The store writes a record in full to a file in `.tmp`, syncs it, and then *links* it to its name. Only `link(2)` both
-fails if the name exists and never shows a reader partial content: `rename(2)` would replace the winner's bytes, and
-`O_EXCL` on the name itself would first show an empty file and leave half a file after a crash. So the folder's file
-system must support hard links, as those of Unix and NFS do.
+The store writes a record in full to a file in `.tmp`, syncs it, and then *links* it to its name.
+Only `link(2)` both fails if the name exists and never shows a reader partial content: `rename(2)`
+would replace the winner's bytes, and `O_EXCL` on the name itself would first show an empty file and
+leave half a file after a crash. So the folder's file system must support hard links, as those of
+Unix and NFS do.
 
-What nobody waits for is not synced, or one tenant's thousands of originals would take the disk from what others wait
-for. After a power failure such a record can be missing, or damaged, which its seal shows. A later put that is synced
-makes it durable.
+What nobody waits for is not synced, or one tenant's thousands of originals would take the disk from
+what others wait for. After a power failure such a record can be missing, or damaged, which its seal
+shows. A later put that is synced makes it durable.
 
 Folders have mode 0700 and files 0600. If the store's folder already exists, it keeps its mode.
 
-Only regular files that we may read are records. A pipe, a device, a folder or a link in a record's place counts as
-absent.
+Only regular files that we may read are records. A pipe, a device, a folder or a link in a record's
+place counts as absent.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from proxy.stores import Damaged, Entry, is_part
 
 LEFTOVER_SECONDS = 3600.0
-"""A temporary file older than this belongs to a process that died, because no put takes that long."""
+"""A temporary file older than this belongs to a process that died, because no put takes that
+long."""
 
 ATTEMPTS = 10
 """Attempts to publish a record while deletes keep removing its folders."""
@@ -42,7 +45,9 @@ PAGE = 500
 class Folder:
     """The records of a folder."""
 
-    name, threads, batch = "the store's folder", 8, 1_000
+    name = "the store's folder"
+    threads = 8
+    batch = 1_000
     errors: type[Exception] = OSError
 
     def __init__(self, root: Path, damaged: Damaged = lambda key: None) -> None:
@@ -52,7 +57,8 @@ class Folder:
         self._prepare()
 
     def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
-        """Publish `value` if `key` is absent. If it exists, update its file's time, as the record is in use."""
+        """Publish `value` if `key` is absent. If it exists, update its file's time, as the record
+        is in use."""
         path = self._root / key
         with suppress(FileNotFoundError):
             if sync:
@@ -71,8 +77,8 @@ class Folder:
     def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is no record.
 
-        If the store's folder has vanished, this raises an error once, because the absence of its records may not be
-        final: a disk may come back. The folder is made again.
+        If the store's folder has vanished, this raises an error once, because the absence of its
+        records may not be final: a disk may come back. The folder is made again.
         """
         path = self._root / key
         try:
@@ -99,7 +105,8 @@ class Folder:
                     os.utime(path, follow_symlinks=False)
 
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
-        """A listing of everything also removes the temporary files of processes that died in the middle of a put."""
+        """A listing of everything also removes the temporary files of processes that died in the
+        middle of a put."""
         self._prepare()
         with suppress(FileNotFoundError):
             for entry in () if prefix else os.scandir(self._temporary):
@@ -111,7 +118,8 @@ class Folder:
             yield page
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove the records and the folders that this leaves empty, because namespaces come and go."""
+        """Remove the records and the folders that this leaves empty, because namespaces come and
+        go."""
         for key in keys:
             (self._root / key).unlink(missing_ok=True)
         for folder in {(self._root / key).parent for key in keys}:
@@ -138,15 +146,16 @@ class Folder:
         return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
 
     def _prepare(self) -> None:
-        """Make the store's folder, unless it is there. If this fails, the operation itself reports the error."""
+        """Make the store's folder, unless it is there. If this fails, the operation itself reports
+        the error."""
         with suppress(OSError):
             if not self._root.exists():
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sync(self._root.parent)
 
     def _below(self, above: str, prefix: str) -> Iterator[Entry]:
-        """Yield the records whose keys begin with `prefix` in the folder `above`, a path with a slash at its end. Skips
-        anything else in it."""
+        """Yield the records whose keys begin with `prefix` in the folder `above`, a path with a
+        slash at its end. Skips anything else in it."""
         for entry in self._scanned(above):
             path = above + entry.name
             folder = f"{path}/"
@@ -185,7 +194,8 @@ def _published(temporary: str, path: Path, sync: bool) -> bool:
                     _sync_record(path)
             return False
         except FileNotFoundError:
-            with suppress(FileNotFoundError):  # a delete of their last record may remove the folders again at once
+            # a delete of their last record may remove the folders again at once
+            with suppress(FileNotFoundError):
                 _make(path.parent.parent)
                 _make(path.parent)
         else:
@@ -211,7 +221,8 @@ def _sync_record(path: Path) -> None:
 
 
 def _sync(path: Path, flags: int = os.O_DIRECTORY) -> None:
-    """Make a file's bytes durable, or a folder's entries, because fsync of a file does not save its name."""
+    """Make a file's bytes durable, or a folder's entries, because fsync of a file does not save its
+    name."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)

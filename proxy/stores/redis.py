@@ -1,12 +1,13 @@
 """Redis as a store: one string for each record. The only module that uses redis-py.
 
-The URL is `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://…` for TLS. The query takes redis-py's own options
-(`socket_timeout=5`, `ssl_ca_certs=…`) and `prefix`, which begins every key (default `offload:`). So a user whose ACL
-allows `~offload:*` is enough. A namespace is a hash tag, for a proxy that spreads keys over several servers.
+The URL is `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, or `rediss://…` for TLS. The query takes
+redis-py's own options (`socket_timeout=5`, `ssl_ca_certs=…`) and `prefix`, which begins every key
+(default `offload:`). So a user whose ACL allows `~offload:*` is enough. A namespace is a hash tag,
+for a proxy that spreads keys over several servers.
 
-Records expire by Redis' own clock, after their tenant's retention. Redis' settings decide how durable a put is
-(`appendonly yes`) and what happens when Redis is full: with `noeviction` puts fail, and with `volatile-ttl` it deletes
-the records that are closest to expiring.
+Records expire by Redis' own clock, after their tenant's retention. Redis' settings decide how
+durable a put is (`appendonly yes`) and what happens when Redis is full: with `noeviction` puts
+fail, and with `volatile-ttl` it deletes the records that are closest to expiring.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ OPTIONS: dict[str, Any] = {
     "socket_timeout": 2.0,  # seconds
     "socket_connect_timeout": 2.0,
     "retry": Retry(NoBackoff(), 1),  # at once, in case a connection died
-    # After a failover the address leads to another master, while connections still lead to the old one.
+    # After a failover the address leads to another master, while connections still lead to the old
+    # one.
     "retry_on_error": [ReadOnlyError],
 }
 
@@ -51,16 +53,19 @@ GONE = -2
 class RedisEngine:
     """Records as Redis strings. A key with a value of another type counts as absent, and stays."""
 
-    name, errors, threads, batch = "Redis", Exception, 32, PAGE  # its parser can raise any class for a damaged reply
+    # its parser can raise any class for a damaged reply
+    name, errors, threads, batch = "Redis", Exception, 32, PAGE
 
     def __init__(self, client: Redis, retention: Retention, prefix: str) -> None:
-        self._client: Any = client  # its types include decoded replies, which this class never requests
+        # its types include decoded replies, which this class never requests
+        self._client: Any = client
         self._retention = retention
         self._prefix = prefix
 
     def put(self, key: str, value: bytes, *, sync: bool) -> bool:
         """Also renews the time to live of a record that exists."""
-        name, seconds = self._name(key), self._retention(namespace_of(key))
+        name = self._name(key)
+        seconds = self._retention(namespace_of(key))
         kept = None if seconds is None else max(1, int(seconds * 1000))
         if self._client.set(name, value, nx=True, px=kept):
             return True
@@ -94,7 +99,9 @@ class RedisEngine:
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """Uses SCAN, which does not block other clients."""
         namespace, slash, rest = prefix.partition("/")
-        pattern = f"{self._prefix}{{{namespace}}}/{rest}" if slash else f"{self._prefix}{{{namespace}"
+        pattern = (
+            f"{self._prefix}{{{namespace}}}/{rest}" if slash else f"{self._prefix}{{{namespace}"
+        )
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", pattern) + "*"
         seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
         cursor = None
@@ -111,8 +118,8 @@ class RedisEngine:
         self._client.eval(DISCARD, 1, self._name(key), value)
 
     def reason(self, error: Exception) -> str:
-        """Return the error's class and Redis' code or the system's text for it, such as `ResponseError WRONGTYPE`. Its
-        own text can contain the data we sent."""
+        """Return the error's class and Redis' code or the system's text for it, such as
+        `ResponseError WRONGTYPE`. Its own text can contain the data we sent."""
         cause: BaseException | None = error
         while cause and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
@@ -129,13 +136,16 @@ class RedisEngine:
     def _entries(self, names: set[bytes]) -> Sequence[Entry]:
         """Return the entries of those of these names that have records.
 
-        Redis keeps no time of change, so it is computed from the retention and the time that a record has left to live.
-        If either is unknown, the record counts as put now, so that it is not deleted for its age.
+        Redis keeps no time of change, so it is computed from the retention and the time that a
+        record has left to live. If either is unknown, the record counts as put now, so that it is
+        not deleted for its age.
         """
         keys = list[str]()
         pipe = self._client.pipeline(transaction=False)
         for name in names:
-            namespace, _, rest = name.decode(errors="replace").removeprefix(self._prefix + "{").partition("}/")
+            namespace, _, rest = (
+                name.decode(errors="replace").removeprefix(self._prefix + "{").partition("}/")
+            )
             if is_key(key := f"{namespace}/{rest}"):
                 keys.append(key)
                 pipe.strlen(name).pttl(name)
@@ -154,7 +164,8 @@ class RedisEngine:
 
 
 def open_redis(url: str, retention: Retention) -> RedisEngine:
-    """Return the engine at a URL without connecting. Raises UserMistake if redis-py does not understand the URL."""
+    """Return the engine at a URL without connecting. Raises UserMistake if redis-py does not
+    understand the URL."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     prefix = options.pop("prefix", PREFIX)

@@ -1,11 +1,13 @@
-"""Structured logging with the standard library: a line for each request, and each kind of fault at most once a minute.
+"""Structured logging with the standard library: a line for each request, and each kind of fault at
+most once a minute.
 
-Every line has a time, a level, the logger's name, a message and fields: as JSON, or in `full` as text with
-`key=value` after the message. `short` is for a terminal. A request that upstream did not serve is a warning. No line
-contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
+Every line has a time, a level, the logger's name, a message and fields: as JSON, or in `full` as
+text with `key=value` after the message. `short` is for a terminal. A request that upstream did not
+serve is a warning. No line contains content or keys. A request's line contains its `Outcome`, with
+the path cut off at its `?`.
 
-Nobody waits for whoever reads the log: lines go through a bounded queue to a thread that writes them. Beyond `WAITING`
-they are dropped, and a line in their place says how many.
+Nobody waits for whoever reads the log: lines go through a bounded queue to a thread that writes
+them. Beyond `WAITING` they are dropped, and a line in their place says how many.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from proxy.telemetry.outcome import Outcome
 Format = Literal["json", "full", "short"]
 
 LONGEST = 200
-"""The most characters that are logged of a field whose value clients choose, such as the model's name."""
+"""The most characters that are logged of a field whose value clients choose, such as the model's
+name."""
 
 WAITING = 8_000
 """The most lines that wait to be written: some 8 MB."""
@@ -51,12 +54,13 @@ UPSTREAMS = frozenset((Fault.CONNECT, Fault.TIMEOUT, Fault.BROKEN, Fault.PROTOCO
 logger = logging.getLogger(__name__)
 _log = logging.getLogger("proxy.request")
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-"""Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
+"""Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and
+backslashes."""
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (default: standard error, which is never waited for): ours and the
-    server's from INFO on, everything else from WARNING on."""
+    """Send all logging of this process to `stream` (default: standard error, which is never waited
+    for): ours and the server's from INFO on, everything else from WARNING on."""
     handler: logging.Handler = logging.NullHandler()
     if stream or sys.stderr:  # it is None if it was closed when the process began
         handler = logging.StreamHandler(stream) if stream else Lines(sys.stderr.fileno())
@@ -68,7 +72,8 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 
 @contextmanager
 def beside(log: logging.Logger, doing: str) -> Iterator[None]:
-    """Run what is done beside a reply, such as keeping records. If it fails, the log says so and the reply goes on."""
+    """Run what is done beside a reply, such as keeping records. If it fails, the log says so and
+    the reply goes on."""
     try:
         yield
     except OffloadError as error:
@@ -85,7 +90,8 @@ class Lines(QueueHandler):
         super().__init__(self._waiting)
         self._descriptor = descriptor
         self._dropped = self._failed = 0
-        """Lines for which there was no room, counted by callers, and those not written, counted by the thread."""
+        """Lines for which there was no room, counted by callers, and those not written, counted by
+        the thread."""
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def prepare(self, record: logging.LogRecord) -> Any:
@@ -100,7 +106,8 @@ class Lines(QueueHandler):
             self._dropped += 1
 
     def flush(self) -> None:
-        """Wait until all is written, for at most `LAST`. Logging calls this when the process ends."""
+        """Wait until all is written, for at most `LAST`. Logging calls this when the process
+        ends."""
         until = time.monotonic() + LAST
         while self._waiting.unfinished_tasks and time.monotonic() < until:
             time.sleep(0.005)
@@ -111,11 +118,14 @@ class Lines(QueueHandler):
             lines = self._waiting.get()
             missing = self._dropped + self._failed
             if missing > told:
-                gap = logging.LogRecord(__name__, logging.WARNING, "", 0, "lines of the log were dropped", None, None)
+                gap = logging.LogRecord(
+                    __name__, logging.WARNING, "", 0, "lines of the log were dropped", None, None
+                )
                 gap.__dict__["fields"] = {"lines": missing - told}
                 lines = self.prepare(gap) + lines
             try:
-                while lines:  # in one piece if not longer than PIPE_BUF: several processes write to one pipe
+                # in one piece if not longer than PIPE_BUF: several processes write to one pipe
+                while lines:
                     try:
                         lines = lines[os.write(self._descriptor, lines) :]
                     except BlockingIOError:  # another process has made it so
@@ -127,8 +137,9 @@ class Lines(QueueHandler):
 
 
 class Recorder:
-    """Passes outcomes to each of the `sinks`, those of `LATEST` seconds together: one by one took several times as
-    long. A failing sink does not touch the others. `record` needs a running event loop; `flush` does not.
+    """Passes outcomes to each of the `sinks`, those of `LATEST` seconds together: one by one took
+    several times as long. A failing sink does not touch the others. `record` needs a running event
+    loop; `flush` does not.
     """
 
     def __init__(self, *sinks: Callable[[Sequence[Outcome]], None]) -> None:
@@ -143,12 +154,15 @@ class Recorder:
 
     def flush(self) -> None:
         """Record all waiting outcomes. Call it before the metrics are read, and at the end."""
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for sink in self._sinks:
             try:
                 sink(waiting)
             except Exception:
-                logger.exception("a bug, in recording requests: %s", getattr(sink, "__qualname__", sink))
+                logger.exception(
+                    "a bug, in recording requests: %s", getattr(sink, "__qualname__", sink)
+                )
 
 
 def requests(outcomes: Sequence[Outcome]) -> None:
@@ -159,20 +173,31 @@ def requests(outcomes: Sequence[Outcome]) -> None:
         fields = replace(outcome, **{name: _valid(text[:LONGEST]) for name, text in chosen.items()})
         # Not `_log.info`, which searches the stack for its caller.
         level = logging.WARNING if outcome.fault in UPSTREAMS else logging.INFO
-        _log.handle(_log.makeRecord(_log.name, level, "", 0, "request", (), None, extra={"fields": fields}))
+        _log.handle(
+            _log.makeRecord(_log.name, level, "", 0, "request", (), None, extra={"fields": fields})
+        )
 
 
-def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
+def event(
+    logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object
+) -> None:
     """Log a line with fields, for instance about a reload of the policies."""
-    fields = {name: _valid(value) if isinstance(value, str) else value for name, value in fields.items()}
+    fields = {
+        name: _valid(value) if isinstance(value, str) else value for name, value in fields.items()
+    }
     logger.log(level, message, extra={"fields": fields})
 
 
 class Limited:
-    """Logs warnings to one logger, at most one of each kind in `seconds`. Callers keep the number of kinds small."""
+    """Logs warnings to one logger, at most one of each kind in `seconds`. Callers keep the number
+    of kinds small."""
 
     def __init__(
-        self, logger: logging.Logger, *, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
+        self,
+        logger: logging.Logger,
+        *,
+        seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._logger = logger
         self._seconds = seconds
@@ -180,7 +205,8 @@ class Limited:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def __call__(self, kind: str, message: str) -> None:
-        """Log `message`, or only count it. The next line of its `kind` gives the number of skipped ones as `more`."""
+        """Log `message`, or only count it. The next line of its `kind` gives the number of skipped
+        ones as `more`."""
         now = self._clock()
         next_at, more = self._kinds.get(kind, (now, 0))
         if now < next_at:
@@ -202,8 +228,11 @@ class JsonLines(logging.Formatter):
             "message": _valid(record.getMessage()),
         }
         fields = getattr(record, "fields", {})
-        if isinstance(fields, Outcome):  # encoding the struct is five times as fast as encoding a mapping
-            return (msgspec.json.encode(head)[:-1] + b"," + msgspec.json.encode(fields)[1:]).decode()
+        # encoding the struct is five times as fast as encoding a mapping
+        if isinstance(fields, Outcome):
+            return (
+                msgspec.json.encode(head)[:-1] + b"," + msgspec.json.encode(fields)[1:]
+            ).decode()
         error = {"error": _valid(self.formatException(record.exc_info))} if record.exc_info else {}
         return msgspec.json.encode({**head, **fields, **head, **error}, enc_hook=str).decode()
 
@@ -222,9 +251,13 @@ class TextLines(logging.Formatter):
         for name, value in fields.items():
             if value:
                 plain = isinstance(value, str) and _PLAIN.fullmatch(value)
-                words.append(f"{name}={value if plain else msgspec.json.encode(value, enc_hook=str).decode()}")
+                words.append(
+                    f"{name}={value if plain else msgspec.json.encode(value, enc_hook=str).decode()}"
+                )
         line = " ".join(words)
-        return f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
+        return (
+            f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
+        )
 
 
 class ShortLines(TextLines):
@@ -236,8 +269,13 @@ class ShortLines(TextLines):
         if not isinstance(outcome, Outcome):
             _, _, _, rest = super().format(record).split(" ", 3)
             return f"{at} {record.levelname.lower()}: {rest}"
-        words = [at, str(outcome.status or "gone"), _shown(outcome.model or f"{outcome.method} {outcome.path}")]
-        before, after = outcome.tokens_before, outcome.tokens_after
+        words = [
+            at,
+            str(outcome.status or "gone"),
+            _shown(outcome.model or f"{outcome.method} {outcome.path}"),
+        ]
+        before = outcome.tokens_before
+        after = outcome.tokens_after
         if before and before == after:
             words.append(f"{before:,} tokens")
         elif before:
@@ -261,7 +299,11 @@ def _shown(text: str) -> str:
 
 def _time(record: logging.LogRecord) -> str:
     """Return the record's time in UTC, to the millisecond."""
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(record.created, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _valid(text: str) -> str:

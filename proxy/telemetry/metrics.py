@@ -1,11 +1,13 @@
 """Counts outcomes in Prometheus metrics. No other module imports prometheus-client.
 
-Labels are bounded: tenants come from the policies, everything else from enums and small sets. Where more than `TENANTS`
-come nevertheless, those are counted as `other`. No path, method, model or caller is ever a label.
+Labels are bounded: tenants come from the policies, everything else from enums and small sets. Where
+more than `TENANTS` come nevertheless, those are counted as `other`. No path, method, model or
+caller is ever a label.
 
-With several workers, prometheus-client keeps the values of every process in the files of a folder. It reads the
-folder's name from the variable PROMETHEUS_MULTIPROC_DIR when it is imported. `prepare_multiprocess` sets the variable
-for the workers to inherit; then `render` in any of them shows the sum over all.
+With several workers, prometheus-client keeps the values of every process in the files of a folder.
+It reads the folder's name from the variable PROMETHEUS_MULTIPROC_DIR when it is imported.
+`prepare_multiprocess` sets the variable for the workers to inherit; then `render` in any of them
+shows the sum over all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    values,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
@@ -39,7 +48,8 @@ SAMPLE_SECONDS = 1.0
 """The least number of seconds between samples of the watched values, for which requests pay."""
 
 MOST = 10**12
-"""The most tokens that one request adds to a counter. Upstream may report any number, and none may break a counter."""
+"""The most tokens that one request adds to a counter. Upstream may report any number, and none may
+break a counter."""
 
 OK = HTTPStatus.OK.value
 NONE = "none"
@@ -48,7 +58,8 @@ BREAKER_STATES = ("closed", "open")
 STATUSES = frozenset(status.value for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds, from those of an untouched request (under a millisecond) to those of one that waits for a summary."""
+"""Seconds, from those of an untouched request (under a millisecond) to those of one that waits for
+a summary."""
 
 WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Seconds that a model takes to its first byte, and to the end of its reply."""
@@ -88,29 +99,59 @@ GAUGES: Mapping[str, tuple[str, ...]] = {
     "store_breakers": ("livesum", "Processes by the state of their breaker.", "state"),
     "build_info": ("livemax", "The version that runs.", "version"),
 }  # fmt: skip
-"""How each gauge's values of several workers are combined, its help text and labels. Only live workers count: a dead
-one has no requests and no caches."""
+"""How each gauge's values of several workers are combined, its help text and labels. Only live
+workers count: a dead one has no requests and no caches."""
 
 SUMS: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("context_tokens_before", "Tokens of whole prompts as the clients sent them."),
-    "tokens_after": ("context_tokens_after", "Tokens of whole prompts as they went upstream in the first round."),
-    "cost_before": ("input_cost_before", "Cost of rewritten requests' input as it came, in plain input tokens."),
-    "cost_after": ("input_cost_after", "Cost of their input as it was sent, and of summaries, in plain input tokens."),
-    "compacted": ("messages_compacted", "Messages that were sent with their text moved, at every request anew."),
-    "unfollowed": ("unfollowed_requests", "Requests sent with texts moved that `tool_choice` forbids to read back."),
-    "compressed": ("messages_compressed", "Messages that were sent as part of a snapshot, at every request anew."),
+    "tokens_after": (
+        "context_tokens_after",
+        "Tokens of whole prompts as they went upstream in the first round.",
+    ),
+    "cost_before": (
+        "input_cost_before",
+        "Cost of rewritten requests' input as it came, in plain input tokens.",
+    ),
+    "cost_after": (
+        "input_cost_after",
+        "Cost of their input as it was sent, and of summaries, in plain input tokens.",
+    ),
+    "compacted": (
+        "messages_compacted",
+        "Messages that were sent with their text moved, at every request anew.",
+    ),
+    "unfollowed": (
+        "unfollowed_requests",
+        "Requests sent with texts moved that `tool_choice` forbids to read back.",
+    ),
+    "compressed": (
+        "messages_compressed",
+        "Messages that were sent as part of a snapshot, at every request anew.",
+    ),
     "new_event": ("events", "Offload events: requests at which the sent prefix changed."),
     "reinserted": ("reinserted_rounds", "Hidden rounds put back from earlier turns."),
     "rounds": ("internal_rounds", "Rounds in which the proxy answered its own tools."),
     "prompt_tokens": ("upstream_prompt_tokens", "Input tokens as upstream counted them."),
-    "cached_tokens": ("upstream_cached_tokens", "Those of the input tokens that upstream had in its cache."),
-    "written_tokens": ("upstream_cache_write_tokens", "Those of the input tokens that upstream wrote to its cache."),
+    "cached_tokens": (
+        "upstream_cached_tokens",
+        "Those of the input tokens that upstream had in its cache.",
+    ),
+    "written_tokens": (
+        "upstream_cache_write_tokens",
+        "Those of the input tokens that upstream wrote to its cache.",
+    ),
     "completion_tokens": ("upstream_completion_tokens", "Output tokens as upstream counted them."),
     "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
     "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),
-    "again_tools": ("verified_again_tools", "Requests that called the same tools when they were asked twice."),
+    "again_tools": (
+        "verified_again_tools",
+        "Requests that called the same tools when they were asked twice.",
+    ),
     "again_exact": ("verified_again_exact", "Those that called them with the same arguments."),
-    "whole_tools": ("verified_whole_tools", "Requests that called the same tools with their whole history."),
+    "whole_tools": (
+        "verified_whole_tools",
+        "Requests that called the same tools with their whole history.",
+    ),
     "whole_exact": ("verified_whole_exact", "Those that called them with the same arguments."),
 }
 """Field of `Outcome` → the metric that sums it for each tenant, and its help text."""
@@ -123,10 +164,22 @@ TIMES: Mapping[str, tuple[str, Sequence[float]]] = {
 """Each histogram's help text and bounds. They are kept apart by the requests' kind."""
 
 OBSERVED: Mapping[str, tuple[str, str]] = {
-    "tokens_before": ("observed_tokens_before", "Tokens of observed prompts as the clients sent them."),
-    "tokens_after": ("observed_tokens_after", "Tokens of observed prompts as the plan would have sent them."),
-    "cost_before": ("observed_cost_before", "Cost of observed requests' input as it came, in plain input tokens."),
-    "cost_after": ("observed_cost_after", "Cost of observed requests' input as the plan would have sent it."),
+    "tokens_before": (
+        "observed_tokens_before",
+        "Tokens of observed prompts as the clients sent them.",
+    ),
+    "tokens_after": (
+        "observed_tokens_after",
+        "Tokens of observed prompts as the plan would have sent them.",
+    ),
+    "cost_before": (
+        "observed_cost_before",
+        "Cost of observed requests' input as it came, in plain input tokens.",
+    ),
+    "cost_after": (
+        "observed_cost_after",
+        "Cost of observed requests' input as the plan would have sent it.",
+    ),
 }
 """The same for requests that are only observed, by what their costs rest on."""
 
@@ -144,22 +197,37 @@ class Metrics:
         self._series = {
             **{name: made(Counter, name, *about) for name, about in COUNTERS.items()},
             **{name: made(Counter, name, text, "tenant") for name, text in SUMS.values()},
-            **{name: made(Counter, name, text, "tenant", "usage") for name, text in OBSERVED.values()},
-            **{name: made(Gauge, name, *about, multiprocess_mode=mode) for name, (mode, *about) in GAUGES.items()},
-            **{name: made(Histogram, name, text, "kind", buckets=ends) for name, (text, ends) in TIMES.items()},
+            **{
+                name: made(Counter, name, text, "tenant", "usage")
+                for name, text in OBSERVED.values()
+            },
+            **{
+                name: made(Gauge, name, *about, multiprocess_mode=mode)
+                for name, (mode, *about) in GAUGES.items()
+            },
+            **{
+                name: made(Histogram, name, text, "kind", buckets=ends)
+                for name, (text, ends) in TIMES.items()
+            },
         }
         """Each metric's series, by its labels."""
-        self._in_flight: AbstractContextManager[object] = self._series["requests_in_flight"]().track_inprogress()
+        self._in_flight: AbstractContextManager[object] = self._series[
+            "requests_in_flight"
+        ]().track_inprogress()
         self._series["policies_current"]().set(1)
         self._series["build_info"](__version__).set(1)
 
-    def _made(self, kind: type[Any], name: str, text: str, *labels: str, **options: Any) -> Callable[..., Any]:
-        # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
+    def _made(
+        self, kind: type[Any], name: str, text: str, *labels: str, **options: Any
+    ) -> Callable[..., Any]:
+        # Cached, because finding a series by prometheus-client's own `labels` costs more than
+        # counting in it.
         metric = kind(f"offload_{name}", text, labels, registry=self._registry, **options)
         return cache(metric.labels) if labels else lambda: metric
 
     def _first_of(self, kind: str, label: str) -> str:
-        """Return the label, or `other` if there were too many of its kind before it: clients choose their names."""
+        """Return the label, or `other` if there were too many of its kind before it: clients choose
+        their names."""
         known = self._known[kind]
         if label not in known:
             if len(known) >= TENANTS:
@@ -170,7 +238,8 @@ class Metrics:
         return label
 
     def record(self, outcomes: Iterable[Outcome]) -> None:
-        """Count requests. Their amounts are added up first, because increasing a series takes its lock."""
+        """Count requests. Their amounts are added up first, because increasing a series takes its
+        lock."""
         growth: dict[Any, float] = defaultdict(int)
 
         def add(name: str, amount: int, *labels: str) -> None:
@@ -191,7 +260,9 @@ class Metrics:
 
     def _count(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
         dialect = outcome.dialect
-        status = str(outcome.status) if outcome.status in STATUSES else OTHER if outcome.status else NONE
+        status = (
+            str(outcome.status) if outcome.status in STATUSES else OTHER if outcome.status else NONE
+        )
         add("requests", 1, tenant, status, outcome.kind, dialect)
         if outcome.fault:
             add("request_errors", 1, tenant, outcome.fault)
@@ -213,10 +284,13 @@ class Metrics:
 
     def _sum(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
         sums = {field: getattr(outcome, field) for field in SUMS}
-        if outcome.kind is Kind.UNTOUCHED:  # it has costs only to be compared with those of a holdout
+        # it has costs only to be compared with those of a holdout
+        if outcome.kind is Kind.UNTOUCHED:
             sums |= {"cost_before": 0, "cost_after": 0}
         if outcome.kind is Kind.OBSERVED:  # what its plan only would have done is counted apart
-            sums |= dict.fromkeys(("cost_before", "cost_after", "compacted", "compressed", "new_event"), 0)
+            sums |= dict.fromkeys(
+                ("cost_before", "cost_after", "compacted", "compressed", "new_event"), 0
+            )
             sums["tokens_after"] = outcome.tokens_before
             if outcome.status == OK:
                 add("observed_requests", 1, tenant, outcome.usage)
@@ -236,7 +310,8 @@ class Metrics:
         self._series["store_overdue_seconds"]().set(overdue)
 
     def learned(self, lesson: str) -> None:
-        """Count a change of what is known about a window. Few: `lesson` is one of an enum's values."""
+        """Count a change of what is known about a window. Few: `lesson` is one of an enum's
+        values."""
         self._series["learned_windows"](lesson).inc()
 
     def reloaded(self, taken: bool) -> None:
@@ -245,7 +320,8 @@ class Metrics:
         self._series["policies_current"]().set(taken)
 
     def in_flight(self) -> AbstractContextManager[object]:
-        """Return a context manager that counts a request as under way; leave it when the reply has ended."""
+        """Return a context manager that counts a request as under way; leave it when the reply has
+        ended."""
         return self._in_flight
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
@@ -259,7 +335,8 @@ class Metrics:
         self._watched.append(sample)
 
     def watch_store(self, state: Callable[[], str]) -> None:
-        """Show whether the store answers (the worst value of several workers), and the breakers in each state."""
+        """Show whether the store answers (the worst value of several workers), and the breakers in
+        each state."""
 
         def sample() -> None:
             now = state()
@@ -276,13 +353,15 @@ class Metrics:
             sample()
 
     def render(self) -> tuple[str, bytes]:
-        """Return the content type and body of `/metrics`, of all workers. With several this reads files, so call it in
-        a thread."""
+        """Return the content type and body of `/metrics`, of all workers. With several this reads
+        files, so call it in a thread."""
         self.sample()
         if values.ValueClass is values.MutexValue:  # this process is the only one
             return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
         folder = os.environ[VARIABLE]
-        for pid in {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*.db")}:
+        for pid in {
+            int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*.db")
+        }:
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:
@@ -296,7 +375,8 @@ class Metrics:
 def prepare_multiprocess() -> Iterator[Path]:
     """Create a folder for the values of several workers, and remove it at the end.
 
-    Enter this before spawning the workers. They must not be forked, because they have to import prometheus-client anew.
+    Enter this before spawning the workers. They must not be forked, because they have to import
+    prometheus-client anew.
     """
     with TemporaryDirectory(prefix="offload-metrics-") as folder:
         os.environ[VARIABLE] = folder

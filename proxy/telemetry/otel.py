@@ -1,4 +1,5 @@
-"""OpenTelemetry: a trace of each request. The only module that imports opentelemetry; metrics are at `/metrics`.
+"""OpenTelemetry: a trace of each request. The only module that imports opentelemetry; metrics are
+at `/metrics`.
 
 The SDK reads its standard variables (`OTEL_…`) itself. Spans follow the GenAI conventions:
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans
@@ -42,7 +43,16 @@ _USAGE = {
     "cached_tokens": "cache_read.input_tokens", "written_tokens": "cache_creation.input_tokens",
 }  # fmt: skip
 _MODEL = "gen_ai.request.model"
-_SHOWN = ("request_id", "tenant", "mode", "reason", "tokens_before", "tokens_after", "rounds", "reinserted")
+_SHOWN = (
+    "request_id",
+    "tenant",
+    "mode",
+    "reason",
+    "tokens_before",
+    "tokens_after",
+    "rounds",
+    "reinserted",
+)
 
 
 class _Named(msgspec.Struct):
@@ -82,24 +92,33 @@ class OpenTelemetry:
     def __init__(self, environment: Mapping[str, str]) -> None:
         ours = {"service.name": "offload-proxy", "service.version": __version__}
         resource = Resource.create({**ours, **OTELResourceDetector().detect().attributes})
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # one line for a failed batch, none for its retries
+        # one line for a failed batch, none for its retries
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         if environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
             self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer("offload-proxy", __version__)
 
     def close(self) -> None:
-        """Export what is left, within `CLOSING`, in a thread for which nobody waits if the collector hangs."""
+        """Export what is left, within `CLOSING`, in a thread for which nobody waits if the
+        collector hangs."""
         last = threading.Thread(target=self._provider.shutdown, name="opentelemetry", daemon=True)
         last.start()
         last.join(CLOSING)
 
     @contextmanager
-    def request(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *, known: bool) -> Iterator[None]:
-        """Run a block, which answers a client, within a span. It is named after the path if that is a `known` one."""
-        sent = propagate.extract({name.decode("latin-1"): value.decode("latin-1") for name, value in headers})
+    def request(
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *, known: bool
+    ) -> Iterator[None]:
+        """Run a block, which answers a client, within a span. It is named after the path if that is
+        a `known` one."""
+        sent = propagate.extract(
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
+        )
         about = {"http.request.method": method, "url.path": path}
-        span = self._tracer.start_span(f"{method} {path}" if known else method, sent, SpanKind.SERVER, about)
+        span = self._tracer.start_span(
+            f"{method} {path}" if known else method, sent, SpanKind.SERVER, about
+        )
         token = context.attach(trace.set_span_in_context(span, sent))
         try:
             yield
@@ -116,22 +135,38 @@ class OpenTelemetry:
     def call(self, method: str, url: str, content: object) -> TracedCall:
         """Begin a call of upstream."""
         where = urlsplit(url)
-        about: dict[str, Any] = {"http.request.method": method, "server.address": where.hostname or ""}
+        about: dict[str, Any] = {
+            "http.request.method": method,
+            "server.address": where.hostname or "",
+        }
         if where.port is not None:
             about["server.port"] = where.port
-        operation, model = next((name for end, name in _OPERATIONS.items() if where.path.endswith(end)), ""), ""
+        operation = next(
+            (name for end, name in _OPERATIONS.items() if where.path.endswith(end)), ""
+        )
+        model = ""
         if operation:
             with suppress(msgspec.MsgspecError, RecursionError):
-                model = msgspec.json.decode(content, type=_Named).model if isinstance(content, bytes) else ""
+                model = (
+                    msgspec.json.decode(content, type=_Named).model
+                    if isinstance(content, bytes)
+                    else ""
+                )
             provider = "anthropic" if where.path.endswith("/messages") else "openai"
-            about |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider, _MODEL: model}
+            about |= {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": provider,
+                _MODEL: model,
+            }
         name = f"{operation} {model}".strip() or method
         return TracedCall(self._tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about))
 
 
 def _describe(span: Span, outcome: Outcome) -> None:
     """Say in a request's span how it ended. Usage is that of all its rounds."""
-    about: dict[str, Any] = {f"offload.{name}": value for name in _SHOWN if (value := getattr(outcome, name))}
+    about: dict[str, Any] = {
+        f"offload.{name}": value for name in _SHOWN if (value := getattr(outcome, name))
+    }
     if outcome.dialect:
         about |= {f"gen_ai.usage.{name}": getattr(outcome, field) for field, name in _USAGE.items()}
         about |= {"gen_ai.operation.name": "chat", _MODEL: rawjson.encodable(outcome.model)}
@@ -143,7 +178,9 @@ def _describe(span: Span, outcome: Outcome) -> None:
     span.set_attributes(about)
     if outcome.compacted:
         words = {"cause": outcome.cause, "words": outcome.words}
-        span.add_event("offload.move", {"messages": outcome.compacted, "new": outcome.new_event, **words})
+        span.add_event(
+            "offload.move", {"messages": outcome.compacted, "new": outcome.new_event, **words}
+        )
     if outcome.compressed:
         span.add_event("offload.cut", {"messages": outcome.compressed})
     for use in outcome.tool_uses:

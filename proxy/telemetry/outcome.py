@@ -1,4 +1,5 @@
-"""The one value in which a request results. Metrics show its enums as labels, and the log line has all of it."""
+"""The one value in which a request results. Metrics show its enums as labels, and the log line has
+all of it."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Basis(StrEnum):
     BILLED = "billed"
     """Upstream said how many tokens it counted, and how many of them it had cached."""
     UNKNOWN = "unknown"
-    """It did not, or not of all rounds: everything that the request before this one had counts as cached."""
+    """It did not, or not of all rounds: everything that the request before this one had counts as
+    cached."""
 
 
 class CacheMiss(StrEnum):
@@ -89,7 +91,8 @@ class NoAnswer(StrEnum):
 class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
     """A call of our tools: `tool` is grep or read_file, `result` one of ok, empty, refused, budget.
 
-    A model in a loop makes thousands of calls in a round. All those that were refused for their number are one of this.
+    A model in a loop makes thousands of calls in a round. All those that were refused for their
+    number are one of this.
     """
 
     tool: str
@@ -99,7 +102,8 @@ class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The result of one request. It contains no content and no key. Times are in seconds, sizes in tokens."""
+    """The result of one request. It contains no content and no key. Times are in seconds, sizes in
+    tokens."""
 
     request_id: str
     tenant: str
@@ -122,17 +126,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """For an upstream fault: the network's error message, with upstream's address."""
     messages: int = 0
     left_alone: Mapping[Irregular, int] = {}
-    """Messages whose calls and results do not pair, or that are sealed, and so stay as they came."""
+    """Messages whose calls and results do not pair, or that are sealed, and so stay as they
+    came."""
     tokens_before: int = 0
     """The whole prompt as the client sent it, in tokens: instructions, tools and history."""
     tokens_after: int = 0
     """The whole prompt as it went upstream in the first round, our tools included."""
     cost_before: int = 0
-    """Of the input as it came, in plain input tokens under the policy's prices; 0 if upstream did not say what it
-    counted, unless the request was only observed."""
+    """Of the input as it came, in plain input tokens under the policy's prices; 0 if upstream did
+    not say what it counted, unless the request was only observed."""
     cost_after: int = 0
-    """The same as it was sent, all rounds and the output of those that only used our tools included; for a summary,
-    what it cost. If only observed, as the plan would have sent it: then the other values also say what it would do."""
+    """The same as it was sent, all rounds and the output of those that only used our tools
+    included; for a summary, what it cost. If only observed, as the plan would have sent it: then
+    the other values also say what it would do."""
     usage: Basis = Basis.NONE
     holdout: Holdout = Holdout.NONE
     compacted: int = 0
@@ -148,7 +154,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rounds: int = 0
     tool_uses: tuple[ToolUse, ...] = ()
     prompt_tokens: int = 0
-    """Input of all rounds, as upstream counted it. It had `cached_tokens` of them, and wrote `written_tokens`."""
+    """Input of all rounds, as upstream counted it. It had `cached_tokens` of them, and wrote
+    `written_tokens`."""
     completion_tokens: int = 0
     cached_tokens: int = 0
     written_tokens: int = 0
@@ -159,7 +166,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     again_tools: int = 0
-    """For a request asked again as it was sent: 1 if the model called the same tools, or none again."""
+    """For a request asked again as it was sent: 1 if the model called the same tools, or none
+    again."""
     again_exact: int = 0
     """1 if it also called them with the same arguments."""
     whole_tools: int = 0
@@ -177,4 +185,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cause: str = ""
     """Why something newly moved: one of `forecast.CAUSES`."""
     words: str = ""
-    """What the plan did at this very request, and why, in sentences with figures; or what it waits for."""
+    """What the plan did at this very request, and why, in sentences with figures; or what it waits
+    for."""

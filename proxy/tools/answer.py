@@ -1,8 +1,8 @@
 """How `grep` and `read_file` answer from given texts.
 
-Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an error says what to send
-instead. A path that names no file means whatever `find` makes of it; a search that finds nothing where it was asked
-to look goes on everywhere else, and says so.
+Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an
+error says what to send instead. A path that names no file means whatever `find` makes of it; a
+search that finds nothing where it was asked to look goes on everywhere else, and says so.
 """
 
 from __future__ import annotations
@@ -26,15 +26,23 @@ Result = Literal["ok", "empty", "refused", "budget"]
 BUDGET_USED_UP = "budget used up: answer with what you have"
 """The only answer that is given even if it exceeds the budget."""
 TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
-REPEATED = "the same call was answered above in this turn: use that answer, or ask for something else"
-NOTHING_MOVED = "Nothing has been moved out of this conversation: all of it is in your context. Look there."
-"""The answer where there are no files. A weak model takes anything like *no matches* for the answer to its question."""
+REPEATED = (
+    "the same call was answered above in this turn: use that answer, or ask for something else"
+)
+NOTHING_MOVED = (
+    "Nothing has been moved out of this conversation: all of it is in your context. Look there."
+)
+"""The answer where there are no files. A weak model takes anything like *no matches* for the answer
+to its question."""
 GONE = (
     '"{path}" is not of this conversation, and it is not among the texts that are kept of earlier ones. Look in your '
     "context, or get it again."
 )
-"""The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
-UNREAD = '"{path}" is not of this conversation, and texts of earlier ones cannot be read at the moment.'
+"""The answer where a request quotes a reference that leads nowhere: it has expired, was never kept,
+or is another's."""
+UNREAD = (
+    '"{path}" is not of this conversation, and texts of earlier ones cannot be read at the moment.'
+)
 """The same, where the store does not answer."""
 UNSEARCHED = "[{number} older files were not searched: send the path of one to search it]\n"
 UNREACHED = "[{number} files cannot be read at the moment, and were not searched]\n"
@@ -42,20 +50,23 @@ UNREACHED = "[{number} files cannot be read at the moment, and were not searched
 ELSEWHERE = "Nothing has been moved out of this conversation, but it quotes texts of earlier ones. Send one of these:"
 """The answer where there are no files, and the request quotes names that a call does not send."""
 MISSING = (
-    'Nothing that was moved out of this conversation is called "{path}": look in your context, or use other tools.'
+    'Nothing that was moved out of this conversation is called "{path}": look in your context, or use '
+    "other tools."
 )
 
 MAX_MATCHES = 1_000
-"""The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
+"""The most matches that are shown or counted: one pattern over one endless line must not keep a
+thread for minutes."""
 TOKENS_PER_MATCH = 20  # the first guess at the size of a match
-LEAST_LINES, LEAST_CHARS = 30, 4_000
-"""A call for less of a file gets so many lines, or as many of them as these characters hold. Weak models ask for a
-line at a time until their rounds are used up."""
+LEAST_LINES = 30
+LEAST_CHARS = 4_000
+"""A call for less of a file gets so many lines, or as many of them as these characters hold. Weak
+models ask for a line at a time until their rounds are used up."""
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """The answer to the model. `result`: ok; empty, if there is nothing; refused, if the arguments are wrong; budget,
-    if there is no room."""
+    """The answer to the model. `result`: ok; empty, if there is nothing; refused, if the arguments
+    are wrong; budget, if there is no room."""
 
     text: str
     result: Result
@@ -80,12 +91,13 @@ class _Short(Exception):
 
     def __init__(self, *wordings: str, result: Result = "refused") -> None:
         super().__init__(wordings[0])
-        self.wordings, self.result = wordings, result
+        self.wordings = wordings
+        self.result = result
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What an answer is made of, and the most tokens that it may have, as counted by `count`. `matcher` compiles a
-    pattern; if it refuses one, it raises ValueError with a text."""
+    """What an answer is made of, and the most tokens that it may have, as counted by `count`.
+    `matcher` compiles a pattern; if it refuses one, it raises ValueError with a text."""
 
     files: Files
     index: Index
@@ -102,7 +114,9 @@ class Material(msgspec.Struct, frozen=True):
 
     def less(self, text: str) -> Material:
         """Return the same for an answer that begins with `text`."""
-        return msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
+        return (
+            msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
+        )
 
 
 def answer(given: Arguments, material: Material) -> ToolAnswer:
@@ -119,7 +133,8 @@ def answer(given: Arguments, material: Material) -> ToolAnswer:
         else:
             wordings, media = _read(given, material)
     except _Short as short:
-        wordings, result = short.wordings, short.result
+        wordings = short.wordings
+        result = short.result
     text = next(filter(material.fits, wordings), None)
     if text is None:
         return ToolAnswer.of(BUDGET_USED_UP, "budget", material.count)
@@ -130,21 +145,25 @@ def answer(given: Arguments, material: Material) -> ToolAnswer:
 
 
 def meaning(given: Arguments, index: Index) -> tuple[object, ...]:
-    """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
-    return msgspec.structs.replace(given, path="", note=""), *(index.find(given.path) or [given.path])
+    """Return what a call asks for, which is equal for calls that differ only in how they name the
+    same files."""
+    return msgspec.structs.replace(given, path="", note=""), *(
+        index.find(given.path) or [given.path]
+    )
 
 
 def elsewhere(names: Sequence[str], store_dir: str) -> str:
-    """Return the answer to a call that names none of the earlier conversations' texts which the request quotes."""
+    """Return the answer to a call that names none of the earlier conversations' texts which the
+    request quotes."""
     return " ".join([ELSEWHERE, *(f"{store_dir}/{name}" for name in names[: LISTED[0]])])
 
 
-# -- grep --------------------------------------------------------------------------------------------------------------
+# -- grep ------------------------------------------------------------------------------------------
 
 
 class _Scope(msgspec.Struct, frozen=True):
-    """Where a search looks: in `first`, and if nothing is there, in `rest`. `where` says so; `missing` says why it
-    looks everywhere from the start."""
+    """Where a search looks: in `first`, and if nothing is there, in `rest`. `where` says so;
+    `missing` says why it looks everywhere from the start."""
 
     first: Sequence[str]
     rest: Sequence[str] = ()
@@ -153,7 +172,8 @@ class _Scope(msgspec.Struct, frozen=True):
 
 
 def _grep(given: Arguments, material: Material) -> Iterable[str]:
-    files, index = material.files, material.index
+    files = material.files
+    index = material.index
     try:
         find = _compiled(given.pattern, material)
         if not index.paths:
@@ -170,7 +190,12 @@ def _grep(given: Arguments, material: Material) -> Iterable[str]:
     named = scope.first[0] if len(scope.first) == 1 and not scope.missing else ""
     short = search.short(files, index, named) if named and (wider or not found) else ""
     if found:
-        return _report(_heads(given.pattern, scope, found, wider, short, material), found, given.limit, material)
+        return _report(
+            _heads(given.pattern, scope, found, wider, short, material),
+            found,
+            given.limit,
+            material,
+        )
     if scope.missing:
         none = f'Nothing that was moved out of this conversation has a match for pattern "{given.pattern}".'
         none = f"{none} {scope.missing}"
@@ -183,7 +208,9 @@ def _grep(given: Arguments, material: Material) -> Iterable[str]:
 
 def _compiled(pattern: str, material: Material) -> Find:
     if not pattern:
-        raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
+        raise _Short(
+            '"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.'
+        )
     try:
         return material.matcher(pattern)
     except TooSlow:
@@ -197,7 +224,8 @@ def _compiled(pattern: str, material: Material) -> Find:
 
 def _scope(given: Arguments, material: Material) -> _Scope:
     """Return where these arguments of grep look."""
-    index, glob = material.index, given.glob
+    index = material.index
+    glob = given.glob
     path = given.path or index.store_dir
     paths = index.find(path)
     if not paths:
@@ -206,7 +234,9 @@ def _scope(given: Arguments, material: Material) -> _Scope:
     if glob:
         paths = index.fitting(glob, paths)
         if not paths:
-            return _Scope(index.paths, missing=f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
+            return _Scope(
+                index.paths, missing=f'No file in "{brief(path)}" fits the glob "{brief(glob)}".'
+            )
     chosen = set(paths)
     return _Scope(paths, [path for path in index.paths if path not in chosen], where)
 
@@ -221,21 +251,33 @@ def _total(found: Sequence[LineMatch]) -> str:
 
 
 def _heads(
-    pattern: str, scope: _Scope, found: Sequence[LineMatch], wider: bool, short: str, material: Material
+    pattern: str,
+    scope: _Scope,
+    found: Sequence[LineMatch],
+    wider: bool,
+    short: str,
+    material: Material,
 ) -> list[str]:
     """Return the beginning of a report in all its lengths, longest first."""
     number = f"{_total(found)} {'match' if len(found) == 1 else 'matches'}"
     numbered = f"(line numbers are {material.names[1]}'s offset)"
     if not wider:
-        return [f'{scope.missing} Found {number} for pattern "{pattern}" {scope.where} {numbered}:'.lstrip()]
+        return [
+            f'{scope.missing} Found {number} for pattern "{pattern}" {scope.where} {numbered}:'.lstrip()
+        ]
     none = f'No matches for pattern "{pattern}" {scope.where}.'
     elsewhere = f"Found {number} in everything else that was moved {numbered}:"
     return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]
 
 
-def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> Iterator[str]:
-    """Yield reports, the most complete first: with the lines around few matches, then as many matches as fit."""
-    files, index, limit = material.files, material.index, limit or DEFAULT_MATCHES
+def _report(
+    heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material
+) -> Iterator[str]:
+    """Yield reports, the most complete first: with the lines around few matches, then as many
+    matches as fit."""
+    files = material.files
+    index = material.index
+    limit = limit or DEFAULT_MATCHES
     if len(found) <= min(search.FEW, limit):
         yield from (search.report(files, index, head, found, around=True) for head in heads)
     most = min(limit, len(found), MAX_MATCHES)
@@ -251,7 +293,7 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
     yield report(pages.largest(most, guess, lambda shown: material.fits(report(shown))))
 
 
-# -- read_file ---------------------------------------------------------------------------------------------------------
+# -- read_file -------------------------------------------------------------------------------------
 
 
 def _read(given: Arguments, material: Material) -> tuple[list[str], Media | None]:
@@ -259,7 +301,9 @@ def _read(given: Arguments, material: Material) -> tuple[list[str], Media | None
     if media := material.media(path):
         left = max(material.budget, material.left) - material.count(head)
         if not media.part:
-            reason = f"[{media.about}] cannot be shown again, because this API's results are only text."
+            reason = (
+                f"[{media.about}] cannot be shown again, because this API's results are only text."
+            )
             raise _Short(reason, result="empty")
         if media.tokens > left:
             reason = f"[{media.about}] takes {media.tokens} tokens, and only {max(left, 0)} are left for it."
@@ -276,13 +320,18 @@ def _read(given: Arguments, material: Material) -> tuple[list[str], Media | None
     if stop < len(text):
         stop = text.rfind("\n", span.start, stop) + 1
     span = msgspec.structs.replace(span, stop=max(span.stop, stop))
-    call, count = f'{material.names[1]}(path="{path}"', lambda shown: material.count(head + shown)
+    call = f'{material.names[1]}(path="{path}"'
+
+    def count(shown: str) -> int:
+        return material.count(head + shown)
+
     page = pages.page(text, span, call, material.budget, count)
     return [head + page] if page else [], None
 
 
 def _existing(path: str, material: Material) -> tuple[str, str]:
-    """Return the file that read_file's argument means, and a line that names it if the argument does not."""
+    """Return the file that read_file's argument means, and a line that names it if the argument
+    does not."""
     index = material.index
     if not path:
         raise _Short(*index.listings('"path" is missing: send the path of a file.', index.paths))
@@ -301,8 +350,9 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
 
 
 def _pointed_at(path: str, text: str, inside: bool) -> int:
-    """Return the line, counted from 0, where reading begins: the one that a path such as `settings.py:120` names, if
-    the text has it. `inside`: the path is not the file's own; if originals have calls with it, the last of them."""
+    """Return the line, counted from 0, where reading begins: the one that a path such as
+    `settings.py:120` names, if the text has it. `inside`: the path is not the file's own; if
+    originals have calls with it, the last of them."""
     if line := line_of(path):
         return line if line < line_count(text) else 0
     sections = f"\n{text}".split(summary.HEADER) if inside else []

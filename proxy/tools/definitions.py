@@ -1,7 +1,9 @@
-"""What a model is told about `grep` and `read_file`, and what it means by the arguments that it sends.
+"""What a model is told about `grep` and `read_file`, and what it means by the arguments that it
+sends.
 
-Models write what they know from other tools: `file_path` for `path`, `start_line` for `offset`, a list of paths, or
-flags that we do not have. What can be meant is done, and what is ignored is named. No dialect's field names stand here.
+Models write what they know from other tools: `file_path` for `path`, `start_line` for `offset`, a
+list of paths, or flags that we do not have. What can be meant is done, and what is ignored is
+named. No dialect's field names stand here.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
 """Their names if the client has a tool with either name, or may have one."""
 
 DEFAULT_MATCHES = 50
-MAX_STRING = 1_000  # characters of an argument. Globs and patterns are compiled, and nobody writes longer ones.
-MAX_MEMBERS, MAX_IGNORED = 50, 5
+# characters of an argument. Globs and patterns are compiled, and nobody writes longer ones.
+MAX_STRING = 1_000
+MAX_MEMBERS = 50
+MAX_IGNORED = 5
 """The most members of a list that are looked at, and the most ignored arguments that are named."""
 
 
@@ -30,12 +34,16 @@ LEFT_EMPTY = "Give an empty string, or 0, for what you do not need."
 """What strict tools say: their calls have all parameters."""
 
 
-def definitions(names: Names, store_dir: str, *, others: bool = False, strict: bool = False) -> list[bytes]:
-    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes.
-    `others`: a search without a path also goes through what this user's last conversations moved. `strict`: every
-    server that checks schemas strictly takes these, as they have no optional parameter.
+def definitions(
+    names: Names, store_dir: str, *, others: bool = False, strict: bool = False
+) -> list[bytes]:
+    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments
+    give equal bytes. `others`: a search without a path also goes through what this user's last
+    conversations moved. `strict`: every server that checks schemas strictly takes these, as they
+    have no optional parameter.
 
-    Every request of an agent has them, so a short run costs what they weigh (`requests.planned.OUR_TOOLS_TOKENS`)."""
+    Every request of an agent has them, so a short run costs what they weigh
+    (`requests.planned.OUR_TOOLS_TOKENS`)."""
     grep, read_file = names
     everything = "all, and this user's last conversations" if others else "all"
     describe = _strict_definition if strict else _definition
@@ -62,21 +70,31 @@ def definitions(names: Names, store_dir: str, *, others: bool = False, strict: b
 
 
 def _definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
-    """Describe a tool in plain JSON Schema: `strict` with its nullable unions upsets weaker servers."""
-    described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
+    """Describe a tool in plain JSON Schema: `strict` with its nullable unions upsets weaker
+    servers."""
+    described = {
+        key: {"type": kind, "description": text} for key, (kind, text) in properties.items()
+    }
     parameters = {"type": "object", "properties": described, "required": [required]}
     return msgspec.json.encode({"name": name, "description": description, "parameters": parameters})
 
 
-def _strict_definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
-    loose = msgspec.json.decode(_definition(name, f"{description} {LEFT_EMPTY}", required, **properties))
+def _strict_definition(
+    name: str, description: str, required: str, **properties: tuple[str, str]
+) -> bytes:
+    loose = msgspec.json.decode(
+        _definition(name, f"{description} {LEFT_EMPTY}", required, **properties)
+    )
     loose["parameters"] |= {"required": list(properties), "additionalProperties": False}
     return msgspec.json.encode(loose | {"strict": True})
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
+# -- arguments -------------------------------------------------------------------------------------
 
-_ARGUMENTS = {"grep": ("pattern", "path", "glob", "limit"), "read_file": ("path", "offset", "limit", "column")}
+_ARGUMENTS = {
+    "grep": ("pattern", "path", "glob", "limit"),
+    "read_file": ("path", "offset", "limit", "column"),
+}
 _RANGES = ("startline", "endline", "viewrange")
 _OTHER_WORDS = {
     word: key
@@ -93,7 +111,8 @@ _OTHER_WORDS = {
     }.items()
     for word in (key, *words.split())
 }
-"""What clients' own tools call the same arguments, and models therefore send. Case and underscores do not matter."""
+"""What clients' own tools call the same arguments, and models therefore send. Case and underscores
+do not matter."""
 _ENVELOPES = ("arguments", "args", "input", "parameters", "params", "kwargs")
 """Members that hold all arguments, where a model wraps them once more."""
 _DIGITS = re.compile(r"\s*[0-9]{1,18}\s*")
@@ -141,7 +160,11 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Arguments:
             ignored.append(key)
     given = {**_lines(meant), **meant}
     some = ", ".join(f'"{brief(key)}"' for key in ignored[:MAX_IGNORED])
-    note = f"[ignored: {some}{', …' if len(ignored) > MAX_IGNORED else ''}; {usage}]\n" if ignored else ""
+    note = (
+        f"[ignored: {some}{', …' if len(ignored) > MAX_IGNORED else ''}; {usage}]\n"
+        if ignored
+        else ""
+    )
 
     def string(key: str) -> str:
         value = "" if given.get(key) is None else given[key]
@@ -172,11 +195,14 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Arguments:
 
 
 def _object(arguments: str | bytes, required: str, usage: str) -> dict[str, Any]:
-    """Decode the arguments, also if they are wrapped or encoded twice. A bare string is the required argument."""
+    """Decode the arguments, also if they are wrapped or encoded twice. A bare string is the
+    required argument."""
     try:
         given = msgspec.json.decode(arguments) if arguments.strip() else {}
         if isinstance(given, str):
-            given = msgspec.json.decode(given) if given.lstrip().startswith("{") else {required: given}
+            given = (
+                msgspec.json.decode(given) if given.lstrip().startswith("{") else {required: given}
+            )
     except (ValueError, RecursionError) as error:
         raise Useless(f"The arguments cannot be read as JSON. {usage}.") from error
     if isinstance(given, dict) and len(given) == 1:
@@ -195,21 +221,30 @@ def _meaning(key: str) -> str:
 def _lines(given: dict[str, Any]) -> dict[str, int]:
     """Return offset and limit for a range of lines. Tools that have ranges count lines from 1."""
     both = given.get("viewrange")
-    first, last = both if isinstance(both, list) and len(both) == 2 else (given.get("startline"), given.get("endline"))
-    start, stop = max(_whole(first) or 1, 1), _whole(last)
+    first, last = (
+        both
+        if isinstance(both, list) and len(both) == 2
+        else (given.get("startline"), given.get("endline"))
+    )
+    start = max(_whole(first) or 1, 1)
+    stop = _whole(last)
     found = {} if start == 1 else {"offset": start - 1}
     return found if stop is None or stop < start else {**found, "limit": stop - start + 1}
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, also if it is written as a string or as a float; None if it is none."""
-    if (isinstance(value, str) and _DIGITS.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
+    """Return a whole number, also if it is written as a string or as a float; None if it is
+    none."""
+    if (isinstance(value, str) and _DIGITS.fullmatch(value)) or (
+        isinstance(value, float) and value.is_integer()
+    ):
         value = int(value)
     return value if type(value) is int else None
 
 
 def _paths(value: Any) -> Any:
-    """Return a list of paths, or of objects that have one each, as one text, and any other value as it is."""
+    """Return a list of paths, or of objects that have one each, as one text, and any other value as
+    it is."""
     if not isinstance(value, list | dict):
         return value
     paths = []

@@ -1,9 +1,9 @@
 """Finds the files that a path means: by their names, and by whatever else a model may call them.
 
-A model asks for a result by what it knows: the path of its own call, with or without our folder in front, a part of
-it, the tool's name, or a phrase in which one of these stands, such as our own `result of read_log
-/var/log/billing.log`. Paths are only names in a mapping of the request's own files, so no spelling of a path reaches
-any other text.
+A model asks for a result by what it knows: the path of its own call, with or without our folder in
+front, a part of it, the tool's name, or a phrase in which one of these stands, such as our own
+`result of read_log /var/log/billing.log`. Paths are only names in a mapping of the request's own
+files, so no spelling of a path reaches any other text.
 """
 
 from __future__ import annotations
@@ -20,35 +20,40 @@ from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label, unescaped
 
 MAX_NAMES, MAX_WORDS = 20, 64  # the most names, and the most words, of a phrase that are looked up
 LEAST_WORDS = 5  # characters. A shorter part of a phrase says too little.
-LISTED = (20, 5, 0)  # how many files an answer lists: the first of these numbers that its budget allows
+# how many files an answer lists: the first of these numbers that its budget allows
+LISTED = (20, 5, 0)
 
 _WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
-    r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$", re.I
+    r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$",
+    re.I,
 )
 _DIGEST = re.compile(r"[-_.]([0-9a-f]{16,64}|(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{6,15})$")
-"""A digest at the end of a name, which a model may have cut. A short one has letters and digits: others are words, or
-dates as in `app.log.20260131`."""
+"""A digest at the end of a name, which a model may have cut. A short one has letters and digits:
+others are words, or dates as in `app.log.20260131`."""
 _BREAKS = re.compile(r":?[\s\"'`<>()\[\]{},;=|]+")
 _NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")  # what a path or a file's name has in it
 _WORD = re.compile(r"[^\W_]+")
 
 
 def below(path: str, paths: Iterable[str]) -> list[str]:
-    """Return the files whose paths have these components in a row: a file that is named with or without the directories
-    in front, or all files of a directory. An empty path, `.` and `/` mean all."""
+    """Return the files whose paths have these components in a row: a file that is named with or
+    without the directories in front, or all files of a directory. An empty path, `.` and `/` mean
+    all."""
     wanted = _bare(path)
     return [known for known in paths if not wanted or f"/{wanted}/" in f"/{_bare(known)}/"]
 
 
 def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
-    """Return the files whose name matches `glob`. A glob with a slash is matched against the path below `directory`."""
+    """Return the files whose name matches `glob`. A glob with a slash is matched against the path
+    below `directory`."""
     wanted = _short(glob)
     return [path for path in paths if _fits(wanted, relative(path, directory))]
 
 
 def relative(path: str, directory: str) -> str:
-    """Return `path` relative to `directory`, or in full if it is elsewhere; without a leading slash."""
+    """Return `path` relative to `directory`, or in full if it is elsewhere; without a leading
+    slash."""
     return _bare(path).removeprefix(_bare(directory) + "/")
 
 
@@ -60,7 +65,8 @@ def line_of(path: str) -> int:
 
 
 class Index:
-    """What all files of a request are called. Looking up a path takes time linear in the words of all files."""
+    """What all files of a request are called. Looking up a path takes time linear in the words of
+    all files."""
 
     def __init__(self, paths: Iterable[str], labels: Mapping[str, Label], store_dir: str) -> None:
         self.paths = list(paths)
@@ -68,7 +74,8 @@ class Index:
         self.store_dir = store_dir
 
     def about(self, path: str) -> str:
-        """Return what the file is, such as `result of read_log /var/log/billing.log`; empty if that is not known."""
+        """Return what the file is, such as `result of read_log /var/log/billing.log`; empty if that
+        is not known."""
         return self._labels.get(path, NAMELESS).about
 
     def title(self, path: str) -> str:
@@ -76,25 +83,34 @@ class Index:
         return f"File: {relative(path, self.store_dir)}" + (f" ({about})" if about else "")
 
     def listings(self, text: str, paths: Sequence[str]) -> list[str]:
-        """Return the text followed by a list of these files with what they are, in all lengths, the longest first."""
-        named = [f"{path}: {about}" if (about := self.about(path)) else path for path in paths[: LISTED[0]]]
+        """Return the text followed by a list of these files with what they are, in all lengths, the
+        longest first."""
+        named = [
+            f"{path}: {about}" if (about := self.about(path)) else path
+            for path in paths[: LISTED[0]]
+        ]
         found = []
         for most in LISTED:
             more = [f"and {len(paths) - most} more"] if len(paths) > most else []
-            listed = "\n".join(["Files:", *named[:most], *more]) if named[:most] else f"{len(paths)} files exist."
+            listed = (
+                "\n".join(["Files:", *named[:most], *more])
+                if named[:most]
+                else f"{len(paths)} files exist."
+            )
             found.append(f"{text} {listed}")
         return found
 
     def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths` whose name fits the glob, or else those whose calls named something that fits."""
+        """Return those of `paths` whose name fits the glob, or else those whose calls named
+        something that fits."""
         if own := fitting(glob, paths, self.store_dir):
             return own
         wanted = _short(glob).lower()
         return [path for path in paths if any(_fits(wanted, said) for said in self._said(path))]
 
     def find(self, path: str) -> list[str]:
-        """Return the files that `path` means, in the order of the history; none if nothing is called so. It may be
-        several, each on a line of its own."""
+        """Return the files that `path` means, in the order of the history; none if nothing is
+        called so. It may be several, each on a line of its own."""
         several = [line for line in path.splitlines()[:MAX_NAMES] if line.strip()]
         return self._all(map(self._find, several)) if len(several) > 1 else self._find(path)
 
@@ -102,12 +118,16 @@ class Index:
         for spelled in (path, _clean(path), _clean(unescaped(path))):
             if found := below(spelled, self.paths):
                 return found
-        # Several names in a phrase; a name that a call used; one name in a phrase, or else its longest known part.
+        # Several names in a phrase; a name that a call used; one name in a phrase, or else its
+        # longest known part.
         names = [piece for piece in _BREAKS.split(path) if _NAMED.search(piece)][:MAX_NAMES]
-        by_name, phrase = self._all(map(self._called, names)), _words(path)
+        by_name = self._all(map(self._called, names))
+        phrase = _words(path)
         found = (by_name if len(names) > 1 else []) or self._called(path) or by_name
         if not names and not found:
-            found = self._longest(lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in phrase)
+            found = self._longest(
+                lambda text: len(text.replace(" ", "")) >= LEAST_WORDS and text in phrase
+            )
         return found
 
     def _called(self, path: str) -> list[str]:
@@ -115,10 +135,14 @@ class Index:
         name = normpath(_clean(path).lower()).lstrip("/")
         name = name.removeprefix(f"{_bare(self.store_dir)}/")
         own = _DIGEST.search(name.removesuffix(".txt"))
-        if own and (found := [path for path in self.paths if f".{own[1][:DIGITS]}" in path.lower()]):
+        if own and (
+            found := [path for path in self.paths if f".{own[1][:DIGITS]}" in path.lower()]
+        ):
             return found
         short = _DIGEST.sub("", name.removesuffix(".txt"))
-        words, whole, stem = _words(short), _words(name), _stem(short)
+        words = _words(short)
+        whole = _words(name)
+        stem = _stem(short)
         if not words:
             return []
         return (
@@ -146,9 +170,13 @@ class Index:
         return [path for path in self.paths if path in chosen] if chosen else []
 
     def _said(self, path: str) -> list[str]:
-        """Return what a call said of its result, as paths in lower case, and the file's own name without the digest."""
+        """Return what a call said of its result, as paths in lower case, and the file's own name
+        without the digest."""
         own = path.rpartition("/")[2].lower().removesuffix(".txt")
-        return [_DIGEST.sub("", own), *(_clean(said).lower() for said in self._labels.get(path, NAMELESS).said)]
+        return [
+            _DIGEST.sub("", own),
+            *(_clean(said).lower() for said in self._labels.get(path, NAMELESS).said),
+        ]
 
     @cached_property
     def _texts(self) -> dict[str, set[str]]:
@@ -163,13 +191,15 @@ class Index:
 
 
 def _bare(path: str) -> str:
-    """Strip a path of what does not tell files apart: white space around it, `./`, and slashes at its ends."""
+    """Strip a path of what does not tell files apart: white space around it, `./`, and slashes at
+    its ends."""
     bare = path.strip().removeprefix("./").strip("/")
     return "" if bare == "." else bare
 
 
 def _clean(path: str) -> str:
-    """Return a path without quotes around it, a `file://` in front and a number of a line behind, with slashes."""
+    """Return a path without quotes around it, a `file://` in front and a number of a line behind,
+    with slashes."""
     bare = path.strip(_WRAPPING)
     if bare.lower().startswith("file:"):
         bare = unquote(bare[5:]).removeprefix("//")

@@ -15,18 +15,24 @@ from proxy.plan.preview import line_count
 from proxy.tools.find import Index
 from proxy.tools.pages import line_start
 
-Files = Mapping[str, str]  # path → whole text. May be lazy: a text is looked up only when it is read or searched.
+# path → whole text. May be lazy: a text is looked up only when it is read or searched.
+Files = Mapping[str, str]
 
 Find = Callable[[bytes, int], int]
-"""Like `bytes.find` over UTF-8: takes an offset and returns where the first match at or after it begins, or -1. May
-raise TooSlow."""
+"""Like `bytes.find` over UTF-8: takes an offset and returns where the first match at or after it
+begins, or -1. May raise TooSlow."""
 
-LONG_LINE, LEAD = 500, 150
-"""Characters: of a longer line, only windows of this size around its matches are shown, each with so many before it."""
-FEW, AROUND = 5, 3  # up to so many matches come with so many lines around them: a match alone often says nothing
+LONG_LINE = 500
+LEAD = 150
+"""Characters: of a longer line, only windows of this size around its matches are shown, each with
+so many before it."""
+# up to so many matches come with so many lines around them: a match alone often says nothing
+FEW, AROUND = 5, 3
 NEIGHBOUR_CHARS = 200  # the most characters of a line around a match
-SHORT_LINES, SHORT_CHARS = 40, 3_000
-"""A named file up to this size is shown if nothing matches in it: a weak model often searches for the wrong word."""
+SHORT_LINES = 40
+SHORT_CHARS = 3_000
+"""A named file up to this size is shown if nothing matches in it: a weak model often searches for
+the wrong word."""
 
 _base64 = re.compile(rb"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{1000,}+={0,2}")
 """The bytes of an image or a file, which no pattern means."""
@@ -41,7 +47,8 @@ class TextLine(bytes):
 
 
 class LineMatch(msgspec.Struct, frozen=True):
-    """A matching line, or one window of a long line. `line` is 1-based; `column` is a 0-based character."""
+    """A matching line, or one window of a long line. `line` is 1-based; `column` is a 0-based
+    character."""
 
     path: str
     line: int
@@ -57,14 +64,17 @@ def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatc
 
 
 def searched(text: str) -> bytes:
-    """Return a text as it is searched: in UTF-8, with a word for the bytes of each image and file."""
+    """Return a text as it is searched: in UTF-8, with a word for the bytes of each image and
+    file."""
     data = text.encode("utf-8", "replace")
     return _base64.sub(b"[base64]", data) if b"base64" in data else data
 
 
 def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch]:
-    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match."""
-    number, start = 1, 0
+    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a
+    match."""
+    number = 1
+    start = 0
     while start < len(data) and (found := find(data, start)) != -1:
         begin = data.rfind(b"\n", start, found) + 1 or start
         if begin == len(data):
@@ -73,15 +83,18 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch]:
         end = len(data) if end < 0 else end
         number += data.count(b"\n", start, begin)
         yield from _in_line(path, number, TextLine(data[begin:end]), found - begin, find)
-        number, start = number + 1, end + 1
+        number = number + 1
+        start = end + 1
 
 
 def _in_line(path: str, number: int, line: TextLine, at: int, find: Find) -> Iterator[LineMatch]:
-    """Yield the line, in which a match begins at byte `at`, or the windows around its matches if it is long."""
+    """Yield the line, in which a match begins at byte `at`, or the windows around its matches if it
+    is long."""
     text = line.decode()
     column = resume = 0
     while at >= 0:
-        hit = column + len(line[resume:at].decode("utf-8", "ignore"))  # an empty match may be within a character
+        # an empty match may be within a character
+        hit = column + len(line[resume:at].decode("utf-8", "ignore"))
         if len(text) <= LONG_LINE:
             yield LineMatch(path, number, hit, text.removesuffix("\r"))
             return
@@ -92,16 +105,24 @@ def _in_line(path: str, number: int, line: TextLine, at: int, find: Find) -> Ite
         if stop >= len(text):
             return
         resume += len(text[column:stop].encode())
-        column, at = stop, find(line, resume)
+        column = stop
+        at = find(line, resume)
 
 
-# -- reports -----------------------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 def report(
-    files: Files, index: Index, head: str, found: Sequence[LineMatch], *, around: bool = False, foot: str = ""
+    files: Files,
+    index: Index,
+    head: str,
+    found: Sequence[LineMatch],
+    *,
+    around: bool = False,
+    foot: str = "",
 ) -> str:
-    """List matches by file, with the lines around them if wanted, between a first and a last line."""
+    """List matches by file, with the lines around them if wanted, between a first and a last
+    line."""
     lines = [head]
     for path, group in groupby(found, lambda match: match.path):
         lines += ["---", index.title(path), *_shown(files[path] if around else "", [*group])]
@@ -118,14 +139,18 @@ def short(files: Files, index: Index, path: str) -> str:
 
 
 def _shown(text: str, group: Sequence[LineMatch]) -> Iterator[str]:
-    """Yield the matches of a file; with its `text`, also the lines around them unless a line is long."""
+    """Yield the matches of a file; with its `text`, also the lines around them unless a line is
+    long."""
     if not text or any(match.windowed for match in group):
         for match in group:
             column = f", column {match.column}" if match.windowed else ""
             yield f"{match.line - 1}{column}: {match.text}"
         return
-    hits, begun = {match.line - 1: match.text for match in group}, False
-    places = sorted({place for hit in hits for place in range(max(hit - AROUND, 0), hit + AROUND + 1)})
+    hits = {match.line - 1: match.text for match in group}
+    begun = False
+    places = sorted(
+        {place for hit in hits for place in range(max(hit - AROUND, 0), hit + AROUND + 1)}
+    )
     for _, pairs in groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
         block = [place for _, place in pairs]
         if begun:

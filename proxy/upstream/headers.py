@@ -1,4 +1,5 @@
-"""Raw headers: searching them, and choosing which of them pass to the next hop, in either direction. Pure."""
+"""Raw headers: searching them, and choosing which of them pass to the next hop, in either
+direction. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from urllib.parse import urlsplit
 Header = tuple[bytes, bytes]
 
 _CONTROL = bytes((*range(9), *range(10, 32), 127))
-"""The characters that are forbidden in headers (RFC 9110, 5.5). Deleting them is three times as fast as searching."""
+"""The characters that are forbidden in headers (RFC 9110, 5.5). Deleting them is three times as
+fast as searching."""
 
 
 class Headers(list[Header]):
-    """Raw headers in order, with repeated ones repeated and names in any case. Search by lower-case name.
+    """Raw headers in order, with repeated ones repeated and names in any case. Search by lower-case
+    name.
 
-    It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed on the way. A
-    message has some 20 headers and is searched a few times, so an index would cost more than it saves.
+    It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed
+    on the way. A message has some 20 headers and is searched a few times, so an index would cost
+    more than it saves.
     """
 
     __slots__ = ()
@@ -51,8 +55,8 @@ class Headers(list[Header]):
 DIGESTS = (b"content-digest", b"repr-digest", b"digest", b"content-md5")
 """Headers that are true of one body alone (RFC 9530; RFC 3230 and RFC 1864 before it)."""
 
-# RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization also concern only
-# us and the next hop (11.7).
+# RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization
+# also concern only us and the next hop (11.7).
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -74,11 +78,14 @@ _CREDENTIALS = frozenset((b"authorization", b"api-key", b"x-api-key", b"cookie")
 def request_headers(headers: Iterable[Header], credential: Header | None = None) -> Headers:
     """Return the headers of a client's request that go upstream.
 
-    `credential` is the tenant's; it replaces all of the client's own credentials. `Content-Length` is kept, which is
-    right as long as the body is the client's. If you send another body, remove it with `Headers.without`.
+    `credential` is the tenant's; it replaces all of the client's own credentials. `Content-Length`
+    is kept, which is right as long as the body is the client's. If you send another body, remove it
+    with `Headers.without`.
     """
     headers = Headers(headers)
-    dropped = _OURS_TO_SAY.union(_named(headers), [name for name in headers.names() if name.startswith(b"x-offload")])
+    dropped = _OURS_TO_SAY.union(
+        _named(headers), [name for name in headers.names() if name.startswith(b"x-offload")]
+    )
     if credential is not None:
         dropped |= _CREDENTIALS
     kept = headers.without(dropped)
@@ -88,7 +95,8 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
 
 
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
-    """Return the headers of upstream's reply that go to the client, then `ours`, which replace any of the same name.
+    """Return the headers of upstream's reply that go to the client, then `ours`, which replace any
+    of the same name.
 
     All names are in lower case, as in ASGI.
     """
@@ -100,10 +108,16 @@ def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Hea
 
 def _named(headers: Headers) -> list[bytes]:
     """Return the names that `Connection` declares to be for this hop only, in lower case."""
-    return [name.strip().lower() for value in headers.get_all(b"connection") for name in value.split(b",")]
+    return [
+        name.strip().lower()
+        for value in headers.get_all(b"connection")
+        for name in value.split(b",")
+    ]
 
 
-_ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)|/projects/))(.*)", re.DOTALL)
+_ANTHROPIC = re.compile(
+    rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)|/projects/))(.*)", re.DOTALL
+)
 """A target with `/v1`, or where it belongs."""
 
 
@@ -111,12 +125,13 @@ _OPENAI = re.compile(rb"/(?:chat/completions|responses|completions|embeddings|mo
 
 
 def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
-    """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
+    """Return the upstream URL of a request for `target`, its raw path and query with the leading
+    slash.
 
-    A leading `/v1` is replaced by `base_url`; clients may leave it out of OpenAI's own paths. Any other path is
-    appended to `base_url` without its own trailing `/v1`, and one of Azure's without its trailing `/openai` as well. A
-    path of Anthropic's API has `/v1` exactly once in any case: its base URLs are given without it, and its clients
-    append it even to one that has it.
+    A leading `/v1` is replaced by `base_url`; clients may leave it out of OpenAI's own paths. Any
+    other path is appended to `base_url` without its own trailing `/v1`, and one of Azure's without
+    its trailing `/openai` as well. A path of Anthropic's API has `/v1` exactly once in any case:
+    its base URLs are given without it, and its clients append it even to one that has it.
     """
     base = base_url.rstrip("/")
     if anthropic and (found := _ANTHROPIC.fullmatch(target)):
@@ -140,13 +155,16 @@ def location_for(base_url: str, said: bytes, *, anthropic: bool = False) -> byte
     Servers name themselves by the host that we send, and behind a load balancer with `http`. The
     client gets the path alone: which scheme and host lead to us, only the client knows.
     """
-    text, base = said.decode("latin-1"), urlsplit(base_url)
+    text = said.decode("latin-1")
+    base = urlsplit(base_url)
     try:
         given = urlsplit(text)
         ports = given.port, base.port
     except ValueError:
         return said
-    same = given.hostname == base.hostname and (ports[0] == ports[1] or all(port in _DEFAULT_PORTS for port in ports))
+    same = given.hostname == base.hostname and (
+        ports[0] == ports[1] or all(port in _DEFAULT_PORTS for port in ports)
+    )
     if not said.isascii() or not (same if given.netloc else text.startswith("/")):
         return said
     rest = given._replace(scheme="", netloc="").geturl() or "/"
@@ -155,6 +173,9 @@ def location_for(base_url: str, said: bytes, *, anthropic: bool = False) -> byte
     mounts.insert(len(mounts) if anthropic else 0, (own, "/v1"))
     paths = [at + rest.removeprefix(mount) for mount, at in mounts if rest.startswith(mount)]
     for path in (rest, *paths):
-        if url_for(base_url, path.encode(), anthropic=anthropic) == f"{base.scheme}://{base.netloc}{rest}":
+        if (
+            url_for(base_url, path.encode(), anthropic=anthropic)
+            == f"{base.scheme}://{base.netloc}{rest}"
+        ):
             return path.encode()
     return said

@@ -1,4 +1,5 @@
-"""Reads the context windows in an upstream's list of models (`GET /models`), and finds a request's model in it."""
+"""Reads the context windows in an upstream's list of models (`GET /models`), and finds a request's
+model in it."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def _name(entry: Any) -> str:
 
 
 def _base(entry: Mapping[str, Any]) -> str:
-    """Return the model that this one is an adapter of, as vLLM lists LoRA; empty if it is no adapter."""
+    """Return the model that this one is an adapter of, as vLLM lists LoRA; empty if it is no
+    adapter."""
     parent = entry.get("parent")
     return parent if isinstance(parent, str) else ""
 

@@ -1,4 +1,5 @@
-"""One strict upstream and one tight proxy for all tests of a module, and a text in which a fact is hidden."""
+"""One strict upstream and one tight proxy for all tests of a module, and a text in which a fact is
+hidden."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ import pytest
 from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, tight
 
-BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
+BIG = (
+    "".join(f"line {number}: nothing of interest here\n" for number in range(60))
+    + "the code is heliotrope-7291\n"
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
-"""What a reply promises of the store is true: each line of the table in docs/storage.md, under each fault of a store.
+"""What a reply promises of the store is true: each line of the table in docs/storage.md, under each
+fault of a store.
 
-A reply that says that something is stored lets its client drop what it has. So whatever was acknowledged is read back
-by another process, once the fault is over; and what was not comes back to the client, or goes upstream as it came.
+A reply that says that something is stored lets its client drop what it has. So whatever was
+acknowledged is read back by another process, once the fault is over; and what was not comes back to
+the client, or goes upstream as it came.
 """
 
 from __future__ import annotations
@@ -37,13 +39,14 @@ from tests.stores.engines import redis_server
 Json = dict[str, Any]
 
 LARGE = 2_000
-"""Bytes of a record that a nearly full disk does not take. References and lists are smaller, moved texts are larger."""
+"""Bytes of a record that a nearly full disk does not take. References and lists are smaller, moved
+texts are larger."""
 
 BUDGET = 0.2
 """Seconds for which a slow store is waited for."""
 
 
-# -- what is acknowledged ----------------------------------------------------------------------------------------------
+# -- what is acknowledged --------------------------------------------------------------------------
 
 
 class Compaction:
@@ -61,7 +64,9 @@ class Compaction:
         if reply.status_code == 200:
             [self._item] = reply.json()["output"]
             return True
-        assert json.loads(self._up.requests[-1].body)["input"] == [*history(), TRIGGER], "as it came"
+        assert json.loads(self._up.requests[-1].body)["input"] == [*history(), TRIGGER], (
+            "as it came"
+        )
         assert "the proxy's store did not keep what would move" in reply.headers["x-offload-reason"]
         return False
 
@@ -78,7 +83,9 @@ class Compress:
 
     def acknowledged(self, proxy: Proxy) -> bool:
         _, asked = body("chat", LOGS, "And?")
-        reply = proxy.post("/v1/compress", {"model": asked["model"], "messages": asked["messages"]}, "alice")
+        reply = proxy.post(
+            "/v1/compress", {"model": asked["model"], "messages": asked["messages"]}, "alice"
+        )
         self._hashes = reply.json().get("ccr_hashes", ())
         assert bool(self._hashes) == (reply.status_code == 200)
         return reply.status_code == 200
@@ -112,7 +119,8 @@ class Offload:
 
 
 class Rounds:
-    """A reply with hidden rounds that upstream keeps: the client goes on by its id, or sends it back."""
+    """A reply with hidden rounds that upstream keeps: the client goes on by its id, or sends it
+    back."""
 
     def __init__(self, up: StrictUpstream) -> None:
         self.upstream = Upstream()
@@ -143,7 +151,7 @@ class Rounds:
 Deed = Compaction | Compress | Offload | Rounds
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- what fails ------------------------------------------------------------------------------------
 
 
 def failing(number: int) -> Callable[..., Any]:
@@ -229,7 +237,8 @@ def policies(up: StrictUpstream) -> Json:
 def test_what_the_store_does_not_take_is_not_acknowledged(
     kind: type[Deed], fault: Fault, up: StrictUpstream, tmp_path: Path
 ) -> None:
-    """Nor is anything lost by it: the same request is acknowledged once the store works, by the next process."""
+    """Nor is anything lost by it: the same request is acknowledged once the store works, by the
+    next process."""
     deed = kind(up)
     with served(policies(up), tmp_path) as proxy, fault():
         assert not deed.acknowledged(proxy)
@@ -263,7 +272,9 @@ def test_a_process_that_is_killed_after_a_reply_has_stored_what_it_acknowledged(
 
 
 @each_promise
-def test_a_redis_without_memory_acknowledges_nothing(kind: type[Deed], up: StrictUpstream, tmp_path: Path) -> None:
+def test_a_redis_without_memory_acknowledges_nothing(
+    kind: type[Deed], up: StrictUpstream, tmp_path: Path
+) -> None:
     deed = kind(up)
     with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as server:
         store: Any = f"redis://127.0.0.1:{server.port}/0"
@@ -276,8 +287,11 @@ def test_a_redis_without_memory_acknowledges_nothing(kind: type[Deed], up: Stric
 
 
 @each_fault
-def test_hidden_rounds_are_written_once_the_store_works(fault: Fault, up: StrictUpstream, tmp_path: Path) -> None:
-    """The reply does not depend on them, so its client gets it, and this process owes the records."""
+def test_hidden_rounds_are_written_once_the_store_works(
+    fault: Fault, up: StrictUpstream, tmp_path: Path
+) -> None:
+    """The reply does not depend on them, so its client gets it, and this process owes the
+    records."""
     deed = Rounds(up)
     with served(policies(up), tmp_path) as proxy:
         with fault():
@@ -300,7 +314,9 @@ def test_what_is_owed_is_written_when_the_process_ends(up: StrictUpstream, tmp_p
         assert deed.found(proxy)
 
 
-def test_what_was_never_written_is_counted_when_the_process_ends(up: StrictUpstream, tmp_path: Path) -> None:
+def test_what_was_never_written_is_counted_when_the_process_ends(
+    up: StrictUpstream, tmp_path: Path
+) -> None:
     (tmp_path / "store").write_text("no folder")
     deed = Rounds(up)
     with spawned(policies(up), tmp_path / "store") as proxy:
@@ -311,8 +327,11 @@ def test_what_was_never_written_is_counted_when_the_process_ends(up: StrictUpstr
 
 
 @pytest.mark.parametrize("kind", ["originals", "compactions"])
-def test_a_damaged_record_does_not_pass_for_a_stored_one(kind: str, up: StrictUpstream, tmp_path: Path) -> None:
-    """The client still has the texts when it asks for its history to be compacted again, and drops them then."""
+def test_a_damaged_record_does_not_pass_for_a_stored_one(
+    kind: str, up: StrictUpstream, tmp_path: Path
+) -> None:
+    """The client still has the texts when it asks for its history to be compacted again, and drops
+    them then."""
     deed = Compaction(up)
     with served(policies(up), tmp_path) as proxy:
         assert deed.acknowledged(proxy)

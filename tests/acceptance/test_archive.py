@@ -1,4 +1,5 @@
-"""What was moved out of one conversation can be read in the next one that quotes its reference, by the same caller.
+"""What was moved out of one conversation can be read in the next one that quotes its reference, by
+the same caller.
 
 This is what remains after a client compacts its history by itself, or begins anew with a summary.
 """
@@ -47,18 +48,31 @@ LOGS = [(f"/logs/{number}.log", log(number)) for number in range(8)]
 
 def body(name: str, turns: Turns, question: str) -> tuple[str, Json]:
     """The path and the body of a request after these calls, which ends with a user's question."""
-    first, last = {"role": "user", "content": "Look into the logs."}, {"role": "user", "content": question}
-    looks = [STEP[name](f"c{number}", result, "look", path=path) for number, (path, result) in enumerate(turns)]
+    first, last = (
+        {"role": "user", "content": "Look into the logs."},
+        {"role": "user", "content": question},
+    )
+    looks = [
+        STEP[name](f"c{number}", result, "look", path=path)
+        for number, (path, result) in enumerate(turns)
+    ]
     said = [first, *chain.from_iterable(looks), {"role": "assistant", "content": "I see."}, last]
     made = {"model": "gpt-4.1", "tools": [tool(name, "look")]}
     if name == "messages":
-        return "/messages", {**made, "model": "claude-sonnet-5-5", "max_tokens": 500, "messages": said}
+        return "/messages", {
+            **made,
+            "model": "claude-sonnet-5-5",
+            "max_tokens": 500,
+            "messages": said,
+        }
     if name == "responses":
         return "/responses", {**made, "input": said, "store": False}
     return "/chat/completions", {**made, "messages": said}
 
 
-def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice", **more: str) -> str:
+def ask(
+    proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice", **more: str
+) -> str:
     path, made = body(name, turns, question)
     reply = proxy.post(f"/v1{path}", made, key, **{"anthropic-version": "2023-06-01"}, **more)
     assert reply.status_code == 200, reply.text
@@ -66,8 +80,8 @@ def ask(proxy: Proxy, name: str, turns: Turns, question: str, key: str = "alice"
 
 
 class Model:
-    """Reads the path that it is given, else the one that the question quotes, and then says that it is done. `seen`:
-    all that it was asked."""
+    """Reads the path that it is given, else the one that the question quotes, and then says that it
+    is done. `seen`: all that it was asked."""
 
     def __init__(self, tool: str = "read_file", **arguments: str) -> None:
         self.seen: list[Asked] = []
@@ -107,7 +121,8 @@ def first_conversation(proxy: Proxy, name: str, model: Model) -> str:
 
 @dataclass
 class Kept:
-    """A proxy that keeps a conversation of alice's: eight logs, of which `reference` has the fact."""
+    """A proxy that keeps a conversation of alice's: eight logs, of which `reference` has the
+    fact."""
 
     proxy: Proxy
     upstream: StrictUpstream
@@ -179,7 +194,8 @@ def swept(store: Path, days: float) -> None:
 def test_the_next_session_reads_it_until_retention_ends(
     name: str, days: float, there: bool, inject: str, tmp_path: Path
 ) -> None:
-    """It only has the summary, and runs in another process. What is listed for people goes at the same time."""
+    """It only has the summary, and runs in another process. What is listed for people goes at the
+    same time."""
     model = Model()
     with StrictUpstream() as upstream:
         upstream.respond(api(name, model))
@@ -189,7 +205,12 @@ def test_the_next_session_reads_it_until_retention_ends(
         swept(tmp_path, days)
         assert bool(list(tmp_path.rglob("*/sessions/*"))) == there
         with served({"default": policy}, store=tmp_path) as proxy:
-            ask(proxy, name, [], f"Recall: so far I read logs, kept in {reference}. What opens the vault?")
+            ask(
+                proxy,
+                name,
+                [],
+                f"Recall: so far I read logs, kept in {reference}. What opens the vault?",
+            )
     assert (FACT in model.got and "from an earlier conversation" in model.got) == there
     assert ("not among the texts that are kept" in model.got) != there
 
@@ -202,7 +223,13 @@ def test_grep_finds_lines_of_an_earlier_conversation(kept: Kept) -> None:
 def test_a_name_in_other_words_is_understood(kept: Kept) -> None:
     """With a line, in quotes, without its folder or ending."""
     reference, name = kept.reference, kept.reference.rpartition("/")[2]
-    for path in (f"{reference}:3", f"`{reference}`", name, name.removesuffix(".txt"), f"see {reference} there"):
+    for path in (
+        f"{reference}:3",
+        f"`{reference}`",
+        name,
+        name.removesuffix(".txt"),
+        f"see {reference} there",
+    ):
         model = kept.recalled(Model(path=path), f"what context_store has:\n{name} and no more")
         assert FACT in model.got, path
 
@@ -230,13 +257,16 @@ def test_callers_without_a_key_share_no_archive(kept: Kept) -> None:
 def test_another_caller_learns_nothing_from_a_name(kept: Kept) -> None:
     """What is another's is answered in the words for what never existed."""
     asked = kept.reference, f"/context_store/0.log.{16 * 'a'}.txt"
-    answers = [kept.recalled(Model(), path, key="mallory").got.replace(path, "PATH") for path in asked]
+    answers = [
+        kept.recalled(Model(), path, key="mallory").got.replace(path, "PATH") for path in asked
+    ]
     assert FACT not in answers[0] and answers[0] == answers[1]
     assert "not among the texts that are kept" in answers[0]
 
 
 def test_only_a_quoted_name_is_looked_up(kept: Kept) -> None:
-    """The model cannot read what the request does not name: a name that it makes up leads nowhere."""
+    """The model cannot read what the request does not name: a name that it makes up leads
+    nowhere."""
     model = kept.recalled(Model(path=kept.reference), "what was in the log.")
     assert FACT not in model.got and "not among" not in model.got
 
@@ -252,10 +282,15 @@ def test_without_originals_the_answer_says_that_the_text_is_not_kept(tmp_path: P
     with archived(model, tmp_path, store_originals=False) as proxy:
         ask(proxy, "chat", LOGS, "And?")
         ask(proxy, "chat", [], f"Recall {REFERENCE.findall(model.seen[-1].shown)[0]}")
-    assert "not among the texts that are kept" in model.got and "Nothing has been moved" not in model.got
+    assert (
+        "not among the texts that are kept" in model.got
+        and "Nothing has been moved" not in model.got
+    )
 
 
-def test_a_store_that_fails_is_not_said_to_keep_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_is_not_said_to_keep_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError("no disk")
 
@@ -293,11 +328,12 @@ def test_paths_lead_nowhere_else(tmp_path: Path) -> None:
             assert "root:" not in model.got and FACT not in model.got
 
 
-# -- tools.archive: search ---------------------------------------------------------------------------------------------
+# -- tools.archive: search -------------------------------------------------------------------------
 
 
 class Steps:
-    """Makes these calls one after another, whenever it is asked to recall. `got`: the answers to them."""
+    """Makes these calls one after another, whenever it is asked to recall. `got`: the answers to
+    them."""
 
     def __init__(self, *steps: tuple[str, Json]) -> None:
         self.steps = steps
@@ -319,19 +355,33 @@ class Steps:
 
 def test_a_search_without_a_path_goes_through_the_last_conversations(searching: Kept) -> None:
     [found] = searching.did(("grep", {"pattern": "vault"}))
-    assert FACT in found and "(result of look /logs/0.log, from an earlier conversation of this user)" in found
+    assert (
+        FACT in found
+        and "(result of look /logs/0.log, from an earlier conversation of this user)" in found
+    )
 
 
 def test_our_folder_is_no_path(searching: Kept) -> None:
-    asked = {"vault": "", "Vault": "/context_store", "VAULT": "context_store/", "vaulT": "/context_store/*.txt"}
-    got = searching.did(*(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items()))
+    asked = {
+        "vault": "",
+        "Vault": "/context_store",
+        "VAULT": "context_store/",
+        "vaulT": "/context_store/*.txt",
+    }
+    got = searching.did(
+        *(("grep", {"pattern": pattern, "path": path}) for pattern, path in asked.items())
+    )
     assert [FACT in found for found in got] == [True] * 4
 
 
 def test_what_a_search_found_can_be_read(searching: Kept) -> None:
     reference = searching.reference
     found, text = searching.did(("grep", {"pattern": "vault"}), ("read_file", {"path": reference}))
-    assert reference.rpartition("/")[2] in found and FACT in text and "from an earlier conversation" in text
+    assert (
+        reference.rpartition("/")[2] in found
+        and FACT in text
+        and "from an earlier conversation" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,12 +401,18 @@ def test_nothing_else_goes_through_earlier_conversations(
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_an_identity_searches_only_if_a_listed_key_vouches_for_it(listed: bool, tmp_path: Path) -> None:
+def test_an_identity_searches_only_if_a_listed_key_vouches_for_it(
+    listed: bool, tmp_path: Path
+) -> None:
     """Others may say to be it."""
     account, model = {"x-account": 36 * "a"}, Model()
     with StrictUpstream() as upstream:
         upstream.respond(api("chat", model))
-        policy = tight(upstream.url, tools={"archive": "search", "inject": "always"}, identity={"header": "x-account"})
+        policy = tight(
+            upstream.url,
+            tools={"archive": "search", "inject": "always"},
+            identity={"header": "x-account"},
+        )
         if listed:
             policy["api_keys"] = [{"sha256": hashlib.sha256(b"alice").hexdigest()}]
         with served({"acme" if listed else "default": policy}, store=tmp_path) as proxy:
@@ -385,5 +441,11 @@ def test_this_conversation_comes_first_and_is_not_marked(tmp_path: Path) -> None
 
 
 def test_the_model_is_told_what_a_search_goes_through() -> None:
-    plain, others = (definitions(NAMES, "/context_store", others=others) for others in (False, True))
-    assert plain[1] == others[1] and b"last conversations" in others[0] and b"last conversations" not in plain[0]
+    plain, others = (
+        definitions(NAMES, "/context_store", others=others) for others in (False, True)
+    )
+    assert (
+        plain[1] == others[1]
+        and b"last conversations" in others[0]
+        and b"last conversations" not in plain[0]
+    )

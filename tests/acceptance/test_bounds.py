@@ -1,4 +1,5 @@
-"""What one unidentified client may use of the server: heads, bodies, time, and replies that it does not read.
+"""What one unidentified client may use of the server: heads, bodies, time, and replies that it does
+not read.
 
 The tests use raw sockets against the real server, and put its clock forward.
 """
@@ -24,7 +25,20 @@ from proxy.requests.relay import GATHERED
 from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED, UNREAD_SECONDS
 from tests.clock import Clock, soon, turns, until
 from tests.serving import Proxy, served, spawned
-from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, heard, read_message, replying, upstream
+from tests.wire import (
+    EVENTS,
+    OK,
+    Message,
+    Peer,
+    Wire,
+    ask,
+    chunk,
+    connection,
+    heard,
+    read_message,
+    replying,
+    upstream,
+)
 
 Json = dict[str, Any]
 KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
@@ -36,18 +50,34 @@ GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer clie
 
 
 @asynccontextmanager
-async def relay(policy: Json | None = None, handler: Any = None, **settings: Any) -> AsyncIterator[tuple[Wire, Proxy]]:
+async def relay(
+    policy: Json | None = None, handler: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Wire, Proxy]]:
     """Run an upstream and a proxy that serves everybody, unless `policy` says otherwise."""
     async with upstream(handler or replying(OK)) as wire:
-        made = {"upstream": {"base_url": wire.url + "/v1"}, "offload": {"mode": "off"}, **(policy or {})}
+        made = {
+            "upstream": {"base_url": wire.url + "/v1"},
+            "offload": {"mode": "off"},
+            **(policy or {}),
+        }
         with served({"acme" if "api_keys" in made else "default": made}, **settings) as proxy:
             yield wire, proxy
-            await turns()  # closes the test's connections, which the end of the proxy would wait for
+            # closes the test's connections, which the end of the proxy would wait for
+            await turns()
 
 
-def post(body: bytes = b"", *headers: bytes, target: bytes = b"/v1/embeddings", size: int | None = None) -> bytes:
+def post(
+    body: bytes = b"", *headers: bytes, target: bytes = b"/v1/embeddings", size: int | None = None
+) -> bytes:
     size = len(body) if size is None else size
-    lines = [b"POST %b HTTP/1.1" % target, b"Host: localhost", *headers, b"Content-Length: %d" % size, b"", b""]
+    lines = [
+        b"POST %b HTTP/1.1" % target,
+        b"Host: localhost",
+        *headers,
+        b"Content-Length: %d" % size,
+        b"",
+        b"",
+    ]
     return b"\r\n".join(lines) + body
 
 
@@ -89,7 +119,9 @@ def cuts(data: bytes, size: int) -> list[bytes]:
 
 HIDDEN = b"x\r\nupgrade: h2c\r\n\r\nGET /v1/hidden HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer client\r\n\r\n"
 OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAE")
-BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+BODILESS = (
+    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50, 1000])
@@ -97,10 +129,17 @@ BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r
 async def test_a_body_is_never_read_as_a_head(size: int, offer: tuple[bytes, ...]) -> None:
     """However it is cut, and whatever stands behind it."""
     chunked = (
-        CHUNKED.replace(b"Host: localhost", b"\r\n".join((b"Host: localhost", *offer))) + chunk(HIDDEN) + chunk(b"")
+        CHUNKED.replace(b"Host: localhost", b"\r\n".join((b"Host: localhost", *offer)))
+        + chunk(HIDDEN)
+        + chunk(b"")
     )
     async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
-        await say(writer, *cuts(post(HIDDEN, *offer) + chunked + BODILESS + post(b"", *offer) + post(b"end"), size))
+        await say(
+            writer,
+            *cuts(
+                post(HIDDEN, *offer) + chunked + BODILESS + post(b"", *offer) + post(b"end"), size
+            ),
+        )
         replies = [await soon(read_message(reader)) for _ in range(5)]
     assert [reply.body for reply in replies] == [b"ok"] * 5
     assert [asked.body for asked in wire.requests] == [HIDDEN, HIDDEN, b"", b"", b"end"]
@@ -116,8 +155,8 @@ EARLY = {
 @pytest.mark.parametrize("size", [1, 64, 499])
 @pytest.mark.parametrize("status", EARLY)
 async def test_an_early_reply_closes_the_connection(status: int, size: int) -> None:
-    """The rest of the body is no request, nor is what comes behind it; the next connection is served. For a 503, see
-    `test_uploads_take_a_share_of_the_places`."""
+    """The rest of the body is no request, nor is what comes behind it; the next connection is
+    served. For a 503, see `test_uploads_take_a_share_of_the_places`."""
     async with relay({"api_keys": [{"sha256": KNOWN}]}, body_limit=400) as (wire, proxy):
         async with connection(proxy.port) as (reader, writer):
             *pieces, last = cuts((HIDDEN * 10)[:500], size)
@@ -139,7 +178,8 @@ async def test_reading_after_an_early_reply_is_bounded() -> None:
         assert (await read_message(reader)).status == 413
         writer.write(bytes(32 << 20))
         await stalled(writer, proxy)
-        assert writer.transport.get_write_buffer_size() > 16 << 20  # much of the rest lies in the kernel's buffers
+        # much of the rest lies in the kernel's buffers
+        assert writer.transport.get_write_buffer_size() > 16 << 20
 
 
 async def test_an_early_reply_reaches_a_client_that_keeps_sending() -> None:
@@ -239,7 +279,10 @@ async def test_connect_is_refused() -> None:
 @pytest.mark.parametrize("drip", [False, True])
 async def test_the_time_for_a_head_is_bounded(drip: bool) -> None:
     clock = Clock(goes=True)
-    async with relay(head_timeout=60, clock=clock) as (_, proxy), connection(proxy.port) as (reader, writer):
+    async with (
+        relay(head_timeout=60, clock=clock) as (_, proxy),
+        connection(proxy.port) as (reader, writer),
+    ):
         writer.write(GET)
         assert (await read_message(reader)).body == b"ok"
         clock.move(70)  # idle is nobody's head
@@ -258,7 +301,10 @@ async def test_the_time_for_a_head_is_bounded(drip: bool) -> None:
 @pytest.mark.parametrize("size", [100, GATHERED + 100])
 async def test_the_time_for_a_body_without_progress_is_bounded(target: bytes, size: int) -> None:
     clock = Clock(goes=True)
-    async with relay(body_timeout=60, clock=clock) as (_, proxy), connection(proxy.port) as (reader, writer):
+    async with (
+        relay(body_timeout=60, clock=clock) as (_, proxy),
+        connection(proxy.port) as (reader, writer),
+    ):
         writer.write(post(b"{", b"Authorization: Bearer k", target=target, size=size))
         await heard(proxy.port)
         clock.move(61)
@@ -273,7 +319,10 @@ async def test_a_slow_but_steady_sender_is_served(size: int) -> None:
     body = bytes(size)
     clock = Clock(goes=True)
     limits = {"head_timeout": 60, "body_timeout": 60}
-    async with relay(clock=clock, **limits) as (wire, proxy), connection(proxy.port) as (reader, writer):
+    async with (
+        relay(clock=clock, **limits) as (wire, proxy),
+        connection(proxy.port) as (reader, writer),
+    ):
         writer.write(post(body[5:], size=size))
         await stalled(writer, proxy)  # it has taken all of that
         for _ in range(5):
@@ -325,7 +374,8 @@ async def test_slow_bodies_give_up_their_places(target: bytes) -> None:
         await heard(proxy.port)
         clock.move(2)
         replies = [
-            await ask(proxy.port, post(b"{}", b"Authorization: Bearer honest", target=target)) for _ in range(20)
+            await ask(proxy.port, post(b"{}", b"Authorization: Bearer honest", target=target))
+            for _ in range(20)
         ]
     assert [reply.status for reply in replies] == [200] * 20
 
@@ -346,7 +396,10 @@ async def test_a_request_counts_from_its_head_on() -> None:
 
 
 async def test_uploads_take_a_share_of_the_places() -> None:
-    async with relay({"limits": {"concurrent_requests": 8}}) as (_, proxy), AsyncExitStack() as held:
+    async with (
+        relay({"limits": {"concurrent_requests": 8}}) as (_, proxy),
+        AsyncExitStack() as held,
+    ):
         for _ in range(2):
             _, writer = await held.enter_async_context(connection(proxy.port))
             writer.write(post(b"{", size=GATHERED + 100))
@@ -359,7 +412,8 @@ async def test_uploads_take_a_share_of_the_places() -> None:
 
 
 async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
-    """Half of all for a tenant, and all the rest is the others'. What is refused can be sent again."""
+    """Half of all for a tenant, and all the rest is the others'. What is refused can be sent
+    again."""
     async with upstream(replying(OK)) as wire:
         policy: Json = {"upstream": {"base_url": wire.url + "/v1"}, "api_keys": [{"sha256": MANY}]}
         other = {**policy, "tenant": "other", "api_keys": [{"sha256": KNOWN}]}
@@ -386,7 +440,8 @@ async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
 
 
 async def test_one_unknown_caller_has_a_small_share_of_the_bytes() -> None:
-    """Of two million, an eighth. One body at a time may be larger, so that upstream can accept it."""
+    """Of two million, an eighth. One body at a time may be larger, so that upstream can accept
+    it."""
     async with relay(buffered_limit=2_000_000) as (_, proxy), AsyncExitStack() as held:
         one = b"Authorization: Bearer one"
         _, writer = await held.enter_async_context(connection(proxy.port))
@@ -397,14 +452,20 @@ async def test_one_unknown_caller_has_a_small_share_of_the_bytes() -> None:
             reply = await soon(read_message(reader))
         assert reply.status == 503
         assert b"one caller's requests" in reply.body and b"250000 bytes" in reply.body
-        assert (await ask(proxy.port, post(bytes(100_000), b"Authorization: Bearer other"))).status == 200
+        assert (
+            await ask(proxy.port, post(bytes(100_000), b"Authorization: Bearer other"))
+        ).status == 200
 
 
 async def test_an_endless_sender_makes_room_for_others() -> None:
-    """At a byte now and then they are never silent for too long, and would hold all bytes for good."""
+    """At a byte now and then they are never silent for too long, and would hold all bytes for
+    good."""
     clock = Clock(goes=True)
     limits = {"buffered_limit": 2_000_000, "body_timeout": 60}
-    async with relay({"api_keys": [{"sha256": MANY}]}, clock=clock, **limits) as (_, proxy), AsyncExitStack() as held:
+    async with (
+        relay({"api_keys": [{"sha256": MANY}]}, clock=clock, **limits) as (_, proxy),
+        AsyncExitStack() as held,
+    ):
         ends = [await held.enter_async_context(connection(proxy.port)) for _ in range(10)]
         for _, writer in ends:
             writer.write(post(bytes(99_990), MANYS, size=200_000))
@@ -425,7 +486,9 @@ async def test_a_body_above_its_tenants_share_of_bytes_is_refused() -> None:
         request = post(bytes(600_000), b"Authorization: Bearer client")
         reply = await ask(proxy.port, request)
         assert (reply.status, json.loads(reply.body)["error"]["code"]) == (503, "overloaded")
-        assert (await ask(proxy.port, post(bytes(400_000), b"Authorization: Bearer client"))).body == b"ok"
+        assert (
+            await ask(proxy.port, post(bytes(400_000), b"Authorization: Bearer client"))
+        ).body == b"ok"
     assert len(wire.requests) == 1
 
 
@@ -438,7 +501,9 @@ async def test_an_http_1_0_client_is_served() -> None:
         await peer.send(EVENTS, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), chunk(b""))
 
     async with relay(None, handle) as (_, proxy), connection(proxy.port) as (reader, writer):
-        writer.write(GET.replace(b"1.1", b"1.0").replace(b"Host", b"Connection: keep-alive\r\nHost"))
+        writer.write(
+            GET.replace(b"1.1", b"1.0").replace(b"Host", b"Connection: keep-alive\r\nHost")
+        )
         head, _, body = (await soon(reader.read())).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head and b"connection: close" in head
     assert body == b"data: 1\n\ndata: 2\n\n"
@@ -460,7 +525,10 @@ async def test_a_client_that_stops_reading_is_closed_after_a_timeout(reads: bool
         for _ in range(24):
             await peer.send(bytes(1 << 20))
 
-    async with relay(None, handle, clock=clock) as (wire, proxy), connection(proxy.port) as (reader, writer):
+    async with (
+        relay(None, handle, clock=clock) as (wire, proxy),
+        connection(proxy.port) as (reader, writer),
+    ):
         writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
         for _ in range(8):
             if reads:
@@ -481,7 +549,8 @@ async def reader_to_its_end(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_pipelined_requests_are_bounded() -> None:
-    """Who sends more at once gets replies to the first, and is told by the end of the connection to ask again."""
+    """Who sends more at once gets replies to the first, and is told by the end of the connection to
+    ask again."""
     async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET * 3000)
         said = await soon(reader.read())
@@ -491,19 +560,26 @@ async def test_pipelined_requests_are_bounded() -> None:
 
 
 async def test_no_request_waits_for_the_garbage_collector() -> None:
-    """A cycle of references in each request costs time, and keeps what it holds for as long as the collector waits."""
+    """A cycle of references in each request costs time, and keeps what it holds for as long as the
+    collector waits."""
     chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
     requests = (GET, post(b"body"), post(json.dumps(chat).encode(), target=b"/v1/chat/completions"))
-    async with relay({"offload": {"mode": "auto"}}) as (_, proxy), connection(proxy.port) as (reader, writer):
+    async with (
+        relay({"offload": {"mode": "auto"}}) as (_, proxy),
+        connection(proxy.port) as (reader, writer),
+    ):
         gc.collect()
         kinds = RequestResponseCycle, Exchange
-        before = [one for one in gc.get_objects() if type(one) in kinds]  # of other tests in this process
+        # of other tests in this process
+        before = [one for one in gc.get_objects() if type(one) in kinds]
         gc.disable()
         try:
             for request in requests * 20:
                 writer.write(request)
                 assert (await soon(read_message(reader))).status == 200
-            left = [type(one) for one in gc.get_objects() if type(one) in kinds and one not in before]
+            left = [
+                type(one) for one in gc.get_objects() if type(one) in kinds and one not in before
+            ]
         finally:
             gc.enable()
     assert len(left) <= 2, left  # the connection's last

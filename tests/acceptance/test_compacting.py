@@ -1,4 +1,5 @@
-"""A client that has its history summarised, as /compact does: what the model gets to write the summary from."""
+"""A client that has its history summarised, as /compact does: what the model gets to write the
+summary from."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ HINT = "Keep the paths that will matter in your summary"
 
 
 class Writer:
-    """Reads the first log before it writes the summary, which quotes the log's path, as it is told to."""
+    """Reads the first log before it writes the summary, which quotes the log's path, as it is told
+    to."""
 
     def __init__(self) -> None:
         self.seen: list[Asked] = []
@@ -28,13 +30,19 @@ class Writer:
 
 
 @each_api
-def test_a_long_history_is_summarised_from_previews_that_can_be_read(name: str, tmp_path: Path) -> None:
+def test_a_long_history_is_summarised_from_previews_that_can_be_read(
+    name: str, tmp_path: Path
+) -> None:
     writer = Writer()
     with StrictUpstream() as up, served({"default": tight(up.url)}, store=tmp_path) as proxy:
         up.respond(api(name, writer))
         ask(proxy, name, LOGS, COMPACT)
         first, last = writer.seen[0], writer.seen[-1]
-        assert HINT in first.texts[-1] and first.texts[-1].startswith(COMPACT) and FACT not in first.shown
+        assert (
+            HINT in first.texts[-1]
+            and first.texts[-1].startswith(COMPACT)
+            and FACT not in first.shown
+        )
         assert FACT in last.texts[-1], "it read the log"
         wait_until(lambda: any("0.log" in path.name for path in proxy.stored()))
         reference = next(path for path in REFERENCE.findall(first.shown) if "0.log" in path)

@@ -1,5 +1,5 @@
-"""Compaction that a client asks upstream for, served by the proxy, through the openai SDK and in front of an upstream
-that refuses what it does not know."""
+"""Compaction that a client asks upstream for, served by the proxy, through the openai SDK and in
+front of an upstream that refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -49,14 +49,20 @@ class Upstream:
         return self.api(request)
 
     def _answer(self, asked: Json) -> list[Json]:
-        last = asked["input"][-1] if isinstance(asked["input"], list) else {"content": asked["input"]}
+        last = (
+            asked["input"][-1] if isinstance(asked["input"], list) else {"content": asked["input"]}
+        )
         text = json.dumps(last)
         if "scratchpad" in text:
             return [say(SNAPSHOT)]
         found = GROUP.findall(json.dumps(asked["input"]))
         if "Recall" in text and found:
             return [call("read_file", {"path": found[0]})]
-        if last.get("type") == "function_call_output" and (log := LOG.search(text)) and FACT not in text:
+        if (
+            last.get("type") == "function_call_output"
+            and (log := LOG.search(text))
+            and FACT not in text
+        ):
             return [call("grep", {"pattern": "vault", "path": log[0]})]
         return [say("Done.")]
 
@@ -98,7 +104,10 @@ def compacted(client: openai.OpenAI, way: str) -> Json:
     if way == "endpoint":
         answer = client.responses.compact(model="gpt-4.1", input=history())  # type: ignore[arg-type]
         *users, item = answer.output
-        assert [json.loads(user.model_dump_json())["content"] for user in users] == ["Look into the logs.", "And?"]
+        assert [json.loads(user.model_dump_json())["content"] for user in users] == [
+            "Look into the logs.",
+            "And?",
+        ]
     elif way == "trigger":
         [item] = client.responses.create(input=[*history(), TRIGGER], **common).output
     else:
@@ -112,7 +121,9 @@ each_way = pytest.mark.parametrize("way", ["endpoint", "trigger", "streamed"])
 
 
 @each_way
-def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+def test_a_compacted_history_is_there_again(
+    way: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy
+) -> None:
     with client_of(proxy) as client:
         item = compacted(client, way)
         assert item["type"] == "compaction" and len(item["encrypted_content"]) < 100
@@ -125,7 +136,10 @@ def test_a_compacted_history_is_there_again(way: str, up: StrictUpstream, upstre
                 assert FACT in json.dumps(upstream.asked["input"][-1])
         shown = json.dumps(upstream.asked["input"][1])
     assert "open the vault" in shown and upstream.asked["input"][1]["role"] == "user"
-    assert not upstream.api.refused and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
+    assert (
+        not upstream.api.refused
+        and len([one for one in up.requests if b"scratchpad" in one.body]) == 1
+    )
 
 
 def test_a_history_is_compacted_again(proxy: Proxy) -> None:
@@ -142,7 +156,8 @@ def test_a_history_is_compacted_again(proxy: Proxy) -> None:
 def test_what_stands_behind_a_reference_in_use_is_renewed(
     retention: str, limit: int, up: StrictUpstream, upstream: Upstream, tmp_path: Path
 ) -> None:
-    """Its client has no other copy. What is younger than a day, or than a sixth of a short retention, is left alone."""
+    """Its client has no other copy. What is younger than a day, or than a sixth of a short
+    retention, is left alone."""
     policies = {"default": tight(up.url, compaction="auto", retention=retention)}
     old, young = time.time() - limit - 100, time.time() - limit + 300
     with served(policies, store=tmp_path) as proxy, client_of(proxy) as client:
@@ -171,19 +186,29 @@ SEARCH = call("grep", {"pattern": "vault opens|nothing happened in bay 3"})
 def test_all_that_stands_behind_a_reference_is_in_reach(
     up: StrictUpstream, upstream: Upstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As before the compaction: a search goes through all of it, and a file opens by its call's own words."""
+    """As before the compaction: a search goes through all of it, and a file opens by its call's own
+    words."""
     with client_of(proxy) as client:
         item = compacted(client, "trigger")
     question = {"role": "user", "content": "What now?"}
-    calls = (SEARCH, call("read_file", {"path": "/logs/0.log"}), call("read_file", {"path": "/logs/7.log"}))
-    for items in ([item, question], [*ask(proxy, [item, question, TRIGGER]).json()["output"], question]):
+    calls = (
+        SEARCH,
+        call("read_file", {"path": "/logs/0.log"}),
+        call("read_file", {"path": "/logs/7.log"}),
+    )
+    for items in (
+        [item, question],
+        [*ask(proxy, [item, question, TRIGGER]).json()["output"], question],
+    ):
         found, first, last = asked_for(upstream, proxy, items, *calls)
         assert FACT in found and FACT in first and "7:0 nothing happened" in last
         assert f"Found {found.count('nothing happened') + 1}" in found or "first" in found
         assert "earlier conversation" not in found + first + last
 
 
-def test_callers_without_a_key_reach_what_stands_behind_their_references(upstream: Upstream, proxy: Proxy) -> None:
+def test_callers_without_a_key_reach_what_stands_behind_their_references(
+    upstream: Upstream, proxy: Proxy
+) -> None:
     """The reference is a secret of its client, and opens nothing else."""
     [item] = ask(proxy, [*history(), TRIGGER], key="").json()["output"]
     question = {"role": "user", "content": "What now?"}
@@ -203,16 +228,24 @@ def test_what_cannot_be_read_behind_a_reference_is_said(
         patched.setattr(rounds, "BEHIND_CHARS", 0)
         patched.setattr(rounds, "READ_AT_ONCE", 4)
         found, alone = asked_for(upstream, proxy, items, call("grep", {"pattern": "vault"}), read)
-        assert re.search(r"\[\d older files were not searched: send the path of one to search it\]", found)
+        assert re.search(
+            r"\[\d older files were not searched: send the path of one to search it\]", found
+        )
         assert FACT in alone, "one file always opens"
     with monkeypatch.context() as patched:
         patched.setattr(Archive, "read_many", unanswered)
         for answer in asked_for(upstream, proxy, items, SEARCH, read):
-            assert "cannot be read at the moment" in answer and "Nothing has been moved" not in answer
+            assert (
+                "cannot be read at the moment" in answer and "Nothing has been moved" not in answer
+            )
     [original] = proxy.store.rglob("*/originals/0.log*")
     original.unlink()
     found, gone = asked_for(upstream, proxy, items, SEARCH, read)
-    assert FACT not in found and "nothing happened" in found and "not among the texts that are kept" in gone
+    assert (
+        FACT not in found
+        and "nothing happened" in found
+        and "not among the texts that are kept" in gone
+    )
 
 
 async def unanswered(*_: object) -> list[bytes | None]:
@@ -245,7 +278,9 @@ def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy:
     assert len([asked for asked in up.requests if b"scratchpad" in asked.body]) == 1
 
 
-@pytest.mark.parametrize("broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.reply_to_wish"])
+@pytest.mark.parametrize(
+    "broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.reply_to_wish"]
+)
 def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
     broken: str, up: StrictUpstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +294,11 @@ def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
 
 
 def ask(
-    proxy: Proxy, items: list[Json], key: str = "alice", headers: dict[str, str] | None = None, **more: Any
+    proxy: Proxy,
+    items: list[Json],
+    key: str = "alice",
+    headers: dict[str, str] | None = None,
+    **more: Any,
 ) -> httpx.Response:
     made = {"model": "gpt-4.1", "store": False, "tools": [TOOL], "input": items, **more}
     return proxy.post("/v1/responses", made, key, **(headers or {}))
@@ -271,13 +310,21 @@ def test_a_reference_of_anothers_leads_nowhere(upstream: Upstream, proxy: Proxy)
         item = compacted(client, "trigger")
     question = {"role": "user", "content": "Go on."}
     last = item["encrypted_content"]
-    for key, given in (("mallory", last), ("alice", reference(64 * "a")), ("alice", last[:-1] + "0")):
+    for key, given in (
+        ("mallory", last),
+        ("alice", reference(64 * "a")),
+        ("alice", last[:-1] + "0"),
+    ):
         assert ask(proxy, [{**item, "encrypted_content": given}, question], key).status_code == 200
         assert upstream.asked["input"][0]["content"] == [{"type": "input_text", "text": GONE}]
 
 
-@pytest.mark.parametrize("given", ["gAAAAABupstreams", "offload-proxy.", "offload-proxy." + "0" * 63, "x" * 100, ""])
-def test_what_is_not_ours_is_not_touched(given: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    "given", ["gAAAAABupstreams", "offload-proxy.", "offload-proxy." + "0" * 63, "x" * 100, ""]
+)
+def test_what_is_not_ours_is_not_touched(
+    given: str, up: StrictUpstream, upstream: Upstream, proxy: Proxy
+) -> None:
     up.expect_refusals = True
     items = [{**ITEM, "encrypted_content": given}, {"role": "user", "content": "Go on."}]
     made = json.dumps({"model": "gpt-4.1", "store": False, "input": items}).encode()
@@ -288,7 +335,9 @@ def test_what_is_not_ours_is_not_touched(given: str, up: StrictUpstream, upstrea
 def test_compaction_that_upstream_manages_is_left_out(upstream: Upstream, proxy: Proxy) -> None:
     wish = [{"type": "compaction", "compact_threshold": 1000}]
     assert ask(proxy, history(), context_management=wish).status_code == 200
-    assert "context_management" not in upstream.asked and FACT not in json.dumps(upstream.asked["input"])
+    assert "context_management" not in upstream.asked and FACT not in json.dumps(
+        upstream.asked["input"]
+    )
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "native"])
@@ -306,7 +355,9 @@ def test_upstream_serves_it_where_it_can_and_all_fits(
         assert up.requests[-1].path == "/v1/responses/compact"
         assert json.loads(up.requests[-1].body)["input"] == history()
         reply = ask(proxy, [*history(), TRIGGER])
-        assert reply.headers["x-offload-reason"] == "sent as it came: upstream is asked to compact it"
+        assert (
+            reply.headers["x-offload-reason"] == "sent as it came: upstream is asked to compact it"
+        )
     assert proxy.stored() == []
 
 
@@ -320,7 +371,9 @@ def test_a_history_that_does_not_fit_is_served_here(
         assert compacted(client, "trigger")["encrypted_content"].startswith("offload-proxy.")
 
 
-def test_whoever_upstream_refuses_gets_its_refusal(up: StrictUpstream, upstream: Upstream, proxy: Proxy) -> None:
+def test_whoever_upstream_refuses_gets_its_refusal(
+    up: StrictUpstream, upstream: Upstream, proxy: Proxy
+) -> None:
     upstream.refuses = True
     made = [*history(), TRIGGER]
     assert ask(proxy, made).status_code == 401
@@ -328,8 +381,11 @@ def test_whoever_upstream_refuses_gets_its_refusal(up: StrictUpstream, upstream:
     assert proxy.stored() == []
 
 
-def test_an_identity_opens_its_compaction_with_other_tokens(up: StrictUpstream, tmp_path: Path) -> None:
-    """The reference is the client's once upstream has answered the call for the snapshot, and not before."""
+def test_an_identity_opens_its_compaction_with_other_tokens(
+    up: StrictUpstream, tmp_path: Path
+) -> None:
+    """The reference is the client's once upstream has answered the call for the snapshot, and not
+    before."""
     upstream = Upstream()
     account = {"x-account": "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"}
 
@@ -342,30 +398,49 @@ def test_an_identity_opens_its_compaction_with_other_tokens(up: StrictUpstream, 
     def post(items: list[Json], token: str) -> httpx.Response:
         return ask(proxy, items, token, account)
 
-    with served({"default": tight(up.url, identity={"header": "x-account"})}, store=tmp_path) as proxy:
+    with served(
+        {"default": tight(up.url, identity={"header": "x-account"})}, store=tmp_path
+    ) as proxy:
         for _ in range(2):
             refused = post([*history(), TRIGGER], "forged")
             assert refused.status_code == 401 and "x-offload-mode" not in refused.headers
             assert not proxy.stored()
         [item] = post([*history(), TRIGGER], "good-1").json()["output"]
-        assert post([item, {"role": "user", "content": "Recall: what opens the vault?"}], "good-2").status_code == 200
+        assert (
+            post(
+                [item, {"role": "user", "content": "Recall: what opens the vault?"}], "good-2"
+            ).status_code
+            == 200
+        )
         assert FACT in json.dumps(upstream.asked["input"][-1])
         before = proxy.stored()
         again = post([*history(), TRIGGER], "forged")
-        assert again.status_code == 401 and again.content == refused.content and proxy.stored() == before
+        assert (
+            again.status_code == 401
+            and again.content == refused.content
+            and proxy.stored() == before
+        )
         assert again.headers.keys() == refused.headers.keys()
 
 
-@pytest.mark.parametrize("items", [[TRIGGER], [{"role": "developer", "content": "Briefly."}, TRIGGER]], ids=len)
+@pytest.mark.parametrize(
+    "items", [[TRIGGER], [{"role": "developer", "content": "Briefly."}, TRIGGER]], ids=len
+)
 def test_nothing_to_compact_is_upstreams_to_say(
     items: list[Json], up: StrictUpstream, upstream: Upstream, proxy: Proxy
 ) -> None:
     up.expect_refusals = True
     assert ask(proxy, items).status_code == 400
-    assert json.loads(up.requests[-1].body)["input"] == items and "Invalid value" in upstream.api.refused[-1]
+    assert (
+        json.loads(up.requests[-1].body)["input"] == items
+        and "Invalid value" in upstream.api.refused[-1]
+    )
 
 
 def test_a_history_that_ends_with_a_prompt_for_summaries_is_compacted_too(proxy: Proxy) -> None:
     said = {"role": "user", "content": "Create a detailed summary of the conversation so far."}
-    for items in ([*history(), said], [*history(), said, {"role": "assistant", "content": "Done."}, said]):
+    for items in (
+        [*history(), said],
+        [*history(), said, {"role": "assistant", "content": "Done."}, said],
+    ):
         assert ask(proxy, [*items, TRIGGER]).json()["output"][0]["type"] == "compaction"

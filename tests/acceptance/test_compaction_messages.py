@@ -1,4 +1,5 @@
-"""The compaction of Anthropic's API, served by the proxy, through the anthropic SDK and a strict upstream."""
+"""The compaction of Anthropic's API, served by the proxy, through the anthropic SDK and a strict
+upstream."""
 
 from __future__ import annotations
 
@@ -75,12 +76,23 @@ def compacted(client: anthropic.Anthropic, *, stream: bool) -> Json:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("role", ["assistant", "user"])
-def test_a_compacted_history_is_there_again(stream: bool, role: str, api: MessagesApi, proxy: Proxy) -> None:
+def test_a_compacted_history_is_there_again(
+    stream: bool, role: str, api: MessagesApi, proxy: Proxy
+) -> None:
     with client_of(proxy) as client:
         block = compacted(client, stream=stream)
-        assert block["type"] == "compaction" and "open the vault" in block["content"] and FACT not in block["content"]
-        sent = [{"role": role, "content": [block]}, {"role": "user", "content": "Recall: what opens the vault?"}]
-        client.beta.messages.create(model=MODEL, max_tokens=500, messages=sent, tools=history()["tools"])  # type: ignore[arg-type]
+        assert (
+            block["type"] == "compaction"
+            and "open the vault" in block["content"]
+            and FACT not in block["content"]
+        )
+        sent = [
+            {"role": role, "content": [block]},
+            {"role": "user", "content": "Recall: what opens the vault?"},
+        ]
+        client.beta.messages.create(
+            model=MODEL, max_tokens=500, messages=sent, tools=history()["tools"]
+        )  # type: ignore[arg-type]
     assert FACT in json.dumps(api.asked[-1]["messages"][-1]), "it followed the references"
     first = api.asked[-1]["messages"][0]
     assert first["role"] == "user" and "open the vault" in json.dumps(first)
@@ -91,7 +103,10 @@ def test_references_of_others_and_changed_ones_lead_nowhere(api: MessagesApi, pr
     with client_of(proxy) as client:
         block = compacted(client, stream=False)
     for key, signature in (("mallory", block["signature"]), ("alice", reference(64 * "a"))):
-        sent = [{"role": "user", "content": [{**block, "signature": signature}]}, {"role": "user", "content": "Go on."}]
+        sent = [
+            {"role": "user", "content": [{**block, "signature": signature}]},
+            {"role": "user", "content": "Go on."},
+        ]
         with client_of(proxy, key) as client:
             client.beta.messages.create(model=MODEL, max_tokens=500, messages=sent)  # type: ignore[arg-type]
         shown = json.dumps(api.asked[-1]["messages"])
@@ -99,7 +114,9 @@ def test_references_of_others_and_changed_ones_lead_nowhere(api: MessagesApi, pr
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_edits_are_left_out_but_those_of_thinking(kept: bool, api: MessagesApi, proxy: Proxy) -> None:
+def test_edits_are_left_out_but_those_of_thinking(
+    kept: bool, api: MessagesApi, proxy: Proxy
+) -> None:
     thinking = {"type": "clear_thinking_20251015", "keep": "all"}
     edits: Any = [{"type": "clear_tool_uses_20250919"}, *([thinking] if kept else [])]
     with client_of(proxy) as client:
@@ -117,4 +134,6 @@ def test_a_count_takes_the_wish_and_leaves_it_out(api: MessagesApi, proxy: Proxy
 
 def test_a_wish_of_a_new_type_is_left_to_upstream(api: MessagesApi, proxy: Proxy) -> None:
     reply = proxy.post("/v1/messages", {**history(), "compaction": {"type": "fold"}}, "alice")
-    assert reply.status_code == 400 and "compaction: Extra inputs are not permitted" in api.refused[-1]
+    assert (
+        reply.status_code == 400 and "compaction: Extra inputs are not permitted" in api.refused[-1]
+    )

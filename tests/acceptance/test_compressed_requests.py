@@ -1,4 +1,5 @@
-"""Compressed bodies, as Codex sends them: planned like any other, and sent on as they came where nothing changes."""
+"""Compressed bodies, as Codex sends them: planned like any other, and sent on as they came where
+nothing changes."""
 
 from __future__ import annotations
 
@@ -37,10 +38,18 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 def made(api: str, result: str) -> Json:
-    steps = [entry for number, text in enumerate((result, "small", "small")) for entry in STEP[api](f"c{number}", text)]
+    steps = [
+        entry
+        for number, text in enumerate((result, "small", "small"))
+        for entry in STEP[api](f"c{number}", text)
+    ]
     said = [{"role": "user", "content": "Go."}, *steps]
     asked = {"model": "m", "tools": [tool(api)]}
-    return {**asked, "input": said} if api == "responses" else {**asked, "max_tokens": 1_000, "messages": said}
+    return (
+        {**asked, "input": said}
+        if api == "responses"
+        else {**asked, "max_tokens": 1_000, "messages": said}
+    )
 
 
 def _answer(request: Recorded) -> Pieces:
@@ -56,7 +65,11 @@ def up() -> Iterator[StrictUpstream]:
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [*(("/responses", name) for name in CODINGS), ("/messages", "zstd"), ("/messages/count_tokens", "gzip")],
+    [
+        *(("/responses", name) for name in CODINGS),
+        ("/messages", "zstd"),
+        ("/messages/count_tokens", "gzip"),
+    ],
 )
 def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: str) -> None:
     coding, compress = CODINGS[name]

@@ -1,4 +1,5 @@
-"""A test for each row of the tool loop's field table, streamed and plain, against the strict upstream."""
+"""A test for each row of the tool loop's field table, streamed and plain, against the strict
+upstream."""
 
 from __future__ import annotations
 
@@ -60,13 +61,15 @@ def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
         yield asking
 
 
-# -- tools ------------------------------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "choice", ["none", {"type": "function", "function": {"name": "fetch"}}], ids=["none", "a name"]
 )
-def test_nothing_moves_that_fits_if_the_model_may_not_call_our_tools(up: StrictUpstream, ask: Ask, choice: Any) -> None:
+def test_nothing_moves_that_fits_if_the_model_may_not_call_our_tools(
+    up: StrictUpstream, ask: Ask, choice: Any
+) -> None:
     """The model could not read it back."""
     up.script(text("Yes."))
     ask(tool_choice=choice)
@@ -76,7 +79,7 @@ def test_nothing_moves_that_fits_if_the_model_may_not_call_our_tools(up: StrictU
     assert len(references(request)) == 0
 
 
-# -- messages ---------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def test_odd_messages_keep_their_bytes(up: StrictUpstream, ask: Ask) -> None:
@@ -86,7 +89,10 @@ def test_odd_messages_keep_their_bytes(up: StrictUpstream, ask: Ask) -> None:
         {"role": "developer", "content": "Be brief.", "name": "boss"},
         {"role": "user", "name": "ann", "content": [{"type": "text", "text": "Hi\u2028"}, image]},
         {"role": "assistant", "content": None, "refusal": "No."},
-        {"role": "user", "content": [{"type": "text", "text": "Then", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Then", "cache_control": {"type": "ephemeral"}}],
+        },
         {"role": "assistant", "content": "said", "audio": {"id": "audio_1"}},
         {"role": "user", "content": "list"},
         {"role": "assistant", "content": None, "tool_calls": [custom]},
@@ -130,7 +136,7 @@ def test_other_fields_are_the_same_in_every_round(up: StrictUpstream, ask: Ask) 
         assert {key: request.json[key] for key in fields} == fields
 
 
-# -- headers ----------------------------------------------------------------------------------------------------------
+# -- headers ---------------------------------------------------------------------------------------
 
 
 def test_every_round_has_the_clients_headers(up: StrictUpstream, ask: Ask) -> None:

@@ -38,19 +38,23 @@ def ours(reply: httpx.Response) -> Json:
     return {name: value for name, value in reply.headers.items() if name.startswith("x-offload-")}
 
 
-# -- what one client's mistake must not teach -------------------------------------------------------------------------
+# -- what one client's mistake must not teach ------------------------------------------------------
 
 
-def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve: Callable[..., Proxy]) -> None:
+def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(
+    serve: Callable[..., Proxy],
+) -> None:
     with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
         proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000})})
         assert [post(proxy, max_tokens=1_000_000).status_code for _ in range(12)] == [200] * 12
-        assert len(up.refusals) == 1, "which names the window; from then on the reply is limited to its room"
+        assert len(up.refusals) == 1, (
+            "which names the window; from then on the reply is limited to its room"
+        )
         assert ours(post(proxy))["x-offload-compacted"] == "0"
 
 
-# -- a client that leaves ---------------------------------------------------------------------------------------------
+# -- a client that leaves --------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -59,7 +63,9 @@ async def running(settings: Settings) -> AsyncIterator[Any]:
     app = App(settings)
     orders: asyncio.Queue[Json] = asyncio.Queue()
     said: asyncio.Queue[Json] = asyncio.Queue()
-    living = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, orders.get, said.put))
+    living = asyncio.create_task(
+        app({"type": "lifespan", "asgi": {}, "state": {}}, orders.get, said.put)
+    )
     await orders.put({"type": "lifespan.startup"})
     assert (await said.get())["type"] == "lifespan.startup.complete"
     yield app
@@ -95,19 +101,27 @@ async def test_a_client_that_leaves_leaves_nothing_behind(
         monkeypatch.setattr(owner, slow, forever)
     up.script(*replies)
     write_policies(tmp_path / "policies", {"default": tight(up.url)})
-    settings = Settings(policies=tmp_path / "policies", store=str(tmp_path / "store"), drain_timeout=2)
+    settings = Settings(
+        policies=tmp_path / "policies", store=str(tmp_path / "store"), drain_timeout=2
+    )
     async with running(settings) as app:
         tasks = len(asyncio.all_tasks())
         body = json.dumps({**BODY, "stream": True}).encode()
         path = "/v1/chat/completions"
-        one = ScriptedClient(headers=[(b"content-length", b"%d" % len(body))], path=path, raw_path=path.encode())
+        one = ScriptedClient(
+            headers=[(b"content-length", b"%d" % len(body))], path=path, raw_path=path.encode()
+        )
         partly = where == "before its body is complete"
         one.say(body[:100] if partly else body, more=partly)
         serving = asyncio.create_task(app(one.scope, one.receive, one.send))
 
         def arrived() -> bool:
             shown = not replies or replies[-1] is not LONG or len(one.messages) > len(replies)
-            return partly or there.is_set() or (owner is None and len(up.chats) == len(replies) and shown)
+            return (
+                partly
+                or there.is_set()
+                or (owner is None and len(up.chats) == len(replies) and shown)
+            )
 
         await until(arrived)
         one.hang_up()

@@ -1,4 +1,5 @@
-"""A client whose tokens rotate is one client by its identity, and whoever only says to be it reaches nothing of it."""
+"""A client whose tokens rotate is one client by its identity, and whoever only says to be it
+reaches nothing of it."""
 
 from __future__ import annotations
 
@@ -21,12 +22,19 @@ ACCOUNT = "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"
 MOVED = re.compile(r"/context_store/[\w.-]+\.txt")
 BY_HEADER = {"identity": {"header": "x-account"}}
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"
-REFUSED = {"error": {"message": "Incorrect API key provided", "type": "invalid_request_error", "code": "invalid"}}
+REFUSED = {
+    "error": {
+        "message": "Incorrect API key provided",
+        "type": "invalid_request_error",
+        "code": "invalid",
+    }
+}
 
 
 @dataclass
 class Checked:
-    """An upstream that takes tokens that begin with `good`. Its model reads the first file that it sees once."""
+    """An upstream that takes tokens that begin with `good`. Its model reads the first file that it
+    sees once."""
 
     name: str
     refused: Reply = field(default_factory=lambda: error(401, REFUSED))
@@ -57,10 +65,15 @@ def policy(up: StrictUpstream, **sections: Any) -> Json:
     return tight(up.url, offload=offload, tools={"inject": "always"}, **sections)
 
 
-def post(proxy: Proxy, name: str, number: int, question: str, token: str, **headers: str) -> httpx.Response:
+def post(
+    proxy: Proxy, name: str, number: int, question: str, token: str, **headers: str
+) -> httpx.Response:
     path, made = body(name, LOGS[:number], question)
     history = made.get("messages", made.get("input"))
-    history += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": question}] * (number - 8)
+    history += [
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": question},
+    ] * (number - 8)
     return proxy.post(f"/v1{path}", made, token, **{"anthropic-version": "2023-06-01"}, **headers)
 
 
@@ -95,7 +108,9 @@ def test_rotating_tokens_and_one_identity_are_sent_as_one_key(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["chat", "messages"])
-def test_who_only_says_to_be_the_client_gets_upstreams_refusal_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_who_only_says_to_be_the_client_gets_upstreams_refusal_and_nothing_else(
+    name: str, tmp_path: Path
+) -> None:
     with StrictUpstream() as up:
         up.respond(Checked(name))
         settings: Any = {"policies": {"default": policy(up, **BY_HEADER)}, "store": tmp_path}
@@ -133,20 +148,39 @@ def test_an_error_in_the_place_of_a_reply_is_no_acceptance() -> None:
 
 
 def test_a_text_is_recalled_with_another_token_and_by_nobody_else(tmp_path: Path) -> None:
-    with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
+    with (
+        StrictUpstream() as up,
+        served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy,
+    ):
         up.respond(checked := Checked("chat"))
         post(proxy, "chat", 8, "Look.", "good-1", **{"x-account": ACCOUNT})
         reference = moved(proxy, checked)
-        for token, account, known in (("good-2", ACCOUNT, True), ("good-1", "8" * 36, False), ("good-1", "", False)):
-            post(proxy, "chat", 0, f"Recall {reference}", token, **({"x-account": account} if account else {}))
+        for token, account, known in (
+            ("good-2", ACCOUNT, True),
+            ("good-1", "8" * 36, False),
+            ("good-1", "", False),
+        ):
+            post(
+                proxy,
+                "chat",
+                0,
+                f"Recall {reference}",
+                token,
+                **({"x-account": account} if account else {}),
+            )
             assert (FACT in checked.seen[-1].texts[-1]) is known, (token, account)
         for account in ({}, {"x-account": ACCOUNT}):
-            assert FACT not in proxy.post("/read_file", {"path": reference}, "good-1", **account).text
+            assert (
+                FACT not in proxy.post("/read_file", {"path": reference}, "good-1", **account).text
+            )
 
 
 def test_a_header_that_upstream_does_not_get_says_nothing(tmp_path: Path) -> None:
     """Upstream could not check it: `Connection` names it as ours alone."""
-    with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
+    with (
+        StrictUpstream() as up,
+        served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy,
+    ):
         up.respond(checked := Checked("chat"))
         post(proxy, "chat", 8, "Look.", "good-1", **{"x-account": ACCOUNT})
         reference = moved(proxy, checked)
@@ -160,13 +194,21 @@ def test_a_header_that_upstream_does_not_get_says_nothing(tmp_path: Path) -> Non
 def test_a_window_that_a_forged_request_seems_to_teach_is_its_own(tmp_path: Path) -> None:
     """An upstream may refuse a long request before it looks at the key."""
     full = {
-        "error": {"message": "This model's maximum context length is 2048 tokens.", "code": "context_length_exceeded"}
+        "error": {
+            "message": "This model's maximum context length is 2048 tokens.",
+            "code": "context_length_exceeded",
+        }
     }
-    with StrictUpstream() as up, served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy:
+    with (
+        StrictUpstream() as up,
+        served({"default": tight(up.url, **BY_HEADER)}, store=tmp_path) as proxy,
+    ):
         up.respond(checked := Checked("chat"))
         post(proxy, "chat", 8, "Look.", "good-1", **{"x-account": ACCOUNT})
         before = asked(up)[-1]
         checked.refused = error(400, full)
-        assert post(proxy, "chat", 8, "Look.", "forged", **{"x-account": ACCOUNT}).status_code == 400
+        assert (
+            post(proxy, "chat", 8, "Look.", "forged", **{"x-account": ACCOUNT}).status_code == 400
+        )
         post(proxy, "chat", 8, "Look.", "good-2", **{"x-account": ACCOUNT})
         assert asked(up)[-1] == before

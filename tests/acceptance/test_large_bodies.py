@@ -1,4 +1,5 @@
-"""Costly bodies: each goes upstream unchanged or gets a clear error, while other clients are served."""
+"""Costly bodies: each goes upstream unchanged or gets a clear error, while other clients are
+served."""
 
 from __future__ import annotations
 
@@ -65,13 +66,19 @@ def proxy() -> Iterator[Proxy]:
 def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     body = made()
-    reply = proxy.post("/v1/chat/completions", body, **({"content-encoding": coding} if coding else {}))
+    reply = proxy.post(
+        "/v1/chat/completions", body, **({"content-encoding": coding} if coding else {})
+    )
     assert reply.status_code == 418
     assert Keeping.body == body
 
 
-@pytest.mark.parametrize(("name", "words"), [("empty messages", "more than 20000"), ("nested", "recursion depth")])
-def test_an_operation_names_the_bound_that_a_body_exceeds(proxy: Proxy, name: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("empty messages", "more than 20000"), ("nested", "recursion depth")]
+)
+def test_an_operation_names_the_bound_that_a_body_exceeds(
+    proxy: Proxy, name: str, words: str
+) -> None:
     reply = proxy.post("/context_offload", BODIES[name][1]())
     assert reply.status_code == 400
     assert words in reply.json()["answer"]

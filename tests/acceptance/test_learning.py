@@ -90,7 +90,9 @@ PATHS = {"chat": "chat/completions", "messages": "messages", "responses": "respo
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("api", PATHS)
-def test_window_that_upstream_enforces_in_silence(api: str, streams: bool, up: StrictUpstream) -> None:
+def test_window_that_upstream_enforces_in_silence(
+    api: str, streams: bool, up: StrictUpstream
+) -> None:
     up.respond(lambda request: cutting(api, request))
     history: list[Any] = [{"role": "user", "content": "Search."}]
     asked: dict[str, Any] = {"model": "m", "tools": [tool(api)], "stream": streams}
@@ -105,5 +107,11 @@ def test_window_that_upstream_enforces_in_silence(api: str, streams: bool, up: S
             if "Upstream reads only" in reply.headers["x-offload-reason"]:
                 break
         assert proxy.metric("learned_windows_total", "cut") == 1
-    assert f"Upstream reads only {CUT:,} tokens of a prompt for m" in reply.headers["x-offload-reason"]
-    assert int(reply.headers["x-offload-tokens-after"]) < CUT < int(reply.headers["x-offload-tokens-before"])
+    assert (
+        f"Upstream reads only {CUT:,} tokens of a prompt for m" in reply.headers["x-offload-reason"]
+    )
+    assert (
+        int(reply.headers["x-offload-tokens-after"])
+        < CUT
+        < int(reply.headers["x-offload-tokens-before"])
+    )

@@ -1,4 +1,5 @@
-"""A client that closes right after the last byte counts as served, and one that closes earlier as gone."""
+"""A client that closes right after the last byte counts as served, and one that closes earlier as
+gone."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ KINDS: dict[str, tuple[str, Json, str]] = {
 
 def request(path: str, body: Json, *headers: str) -> bytes:
     content = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Authorization: Bearer k", f"Content-Length: {len(content)}"]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Authorization: Bearer k",
+        f"Content-Length: {len(content)}",
+    ]
     return "\r\n".join([*lines, *headers, "", ""]).encode() + content
 
 
@@ -52,7 +58,9 @@ def whole_reply(caller: socket.socket) -> bytes:
         if end and b"transfer-encoding: chunked" in head.lower():
             if body.endswith(b"0\r\n\r\n"):
                 return reply
-        elif end and len(body) == int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]):
+        elif end and len(body) == int(
+            head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        ):
             return reply
         more = caller.recv(65536)
         assert more, reply
@@ -74,7 +82,9 @@ def logged(proxy: Proxy, number: int) -> list[Json]:
 def test_a_client_that_closes_after_the_last_byte_counts_as_served(
     up: StrictUpstream, spawn: Callable[..., Proxy], headers: tuple[str, ...]
 ) -> None:
-    up.respond(lambda asked: text("Yes.") if asked.is_chat else whole({"object": "list", "data": []}))
+    up.respond(
+        lambda asked: text("Yes.") if asked.is_chat else whole({"object": "list", "data": []})
+    )
     proxy = spawn({"default": tight(up.url)})
     for path, body, _ in KINDS.values():
         for _ in range(TIMES):

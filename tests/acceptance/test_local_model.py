@@ -1,5 +1,5 @@
-"""The server of `make bench-model`, with the smaller model of `make test-clients`: it starts, and its chat template
-says calls as it asks for them."""
+"""The server of `make bench-model`, with the smaller model of `make test-clients`: it starts, and
+its chat template says calls as it asks for them."""
 
 from __future__ import annotations
 
@@ -33,13 +33,25 @@ def test_the_benchmarks_server_writes_calls_as_its_template_asks_for_them() -> N
         {"role": "tool", "tool_call_id": "b", "content": "two"},
         {"role": "user", "content": "And now?"},
     ]
-    with serving(ENVIRONMENT, 2, model) as url, httpx.Client(base_url=url.removesuffix("/v1"), timeout=120) as client:
+    with (
+        serving(ENVIRONMENT, 2, model) as url,
+        httpx.Client(base_url=url.removesuffix("/v1"), timeout=120) as client,
+    ):
         assert [each["id"] for each in client.get("/v1/models").json()["data"]] == [MODEL]
         asked = {"messages": messages, "tools": histories()[0].tools()}
         prompt = client.post("/apply-template", json=asked).raise_for_status().json()["prompt"]
-        reply = client.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).raise_for_status().json()
-    assert prompt.startswith("<|im_start|>system\n\n\n# Tools\n\nYou may call these functions:\n<tools>\n{")
-    assert '```json\n{"name": <function-name>, "arguments": <args-json-object>}\n```<|im_end|>\n' in prompt
+        reply = (
+            client.post("/v1/chat/completions", json={**asked, "max_tokens": 1})
+            .raise_for_status()
+            .json()
+        )
+    assert prompt.startswith(
+        "<|im_start|>system\n\n\n# Tools\n\nYou may call these functions:\n<tools>\n{"
+    )
+    assert (
+        '```json\n{"name": <function-name>, "arguments": <args-json-object>}\n```<|im_end|>\n'
+        in prompt
+    )
     assert prompt.endswith("""\
 <|im_start|>user
 Look twice.<|im_end|>

@@ -1,4 +1,5 @@
-"""Images and documents of moved results and of cut history: they leave as references, and `read_file` gives them back.
+"""Images and documents of moved results and of cut history: they leave as references, and
+`read_file` gives them back.
 
 The real SDKs, streamed and plain, through the real proxy in front of strict upstreams.
 """
@@ -46,31 +47,55 @@ PDF = data(6, b"%PDF-1.7\n")
 def media(name: str, number: int) -> Json:
     """What the client's tool shows: pictures, and once a document."""
     if name == "messages":
-        kind = ("document", "application/pdf", PDF) if number == 1 else ("image", "image/png", PNG[number])
+        kind = (
+            ("document", "application/pdf", PDF)
+            if number == 1
+            else ("image", "image/png", PNG[number])
+        )
         titled = {"title": "plan.pdf"} if number == 1 else {}
-        return {"type": kind[0], "source": {"type": "base64", "media_type": kind[1], "data": kind[2]}, **titled}
+        return {
+            "type": kind[0],
+            "source": {"type": "base64", "media_type": kind[1], "data": kind[2]},
+            **titled,
+        }
     if name == "responses":
         if number == 1:
-            return {"type": "input_file", "filename": "plan.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}
-        return {"type": "input_image", "image_url": f"data:image/png;base64,{PNG[number]}", "detail": "auto"}
+            return {
+                "type": "input_file",
+                "filename": "plan.pdf",
+                "file_data": f"data:application/pdf;base64,{PDF}",
+            }
+        return {
+            "type": "input_image",
+            "image_url": f"data:image/png;base64,{PNG[number]}",
+            "detail": "auto",
+        }
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG[number]}"}}
 
 
 def history(name: str, question: str) -> list[Json]:
-    """Six steps with a picture each, and a question. Where results are only text, the user sends the pictures."""
+    """Six steps with a picture each, and a question. Where results are only text, the user sends
+    the pictures."""
     said: list[Json] = [{"role": "user", "content": "Look at the pages."}]
     for number in range(6):
         words, shown = f"page {number}: " + "nothing to see here. " * 40, media(name, number)
         parts = [{"type": "input_text" if name == "responses" else "text", "text": words}, shown]
-        said += STEP[name](f"call_{number:04}_{name}", words if name == "chat" else parts, "look", page=number)
+        said += STEP[name](
+            f"call_{number:04}_{name}", words if name == "chat" else parts, "look", page=number
+        )
         if name == "chat":
             said.append({"role": "user", "content": [{"type": "text", "text": "There:"}, shown]})
             said.append({"role": "assistant", "content": "I see."})
-    return [*said, {"role": "assistant", "content": "I see."}, {"role": "user", "content": question}]
+    return [
+        *said,
+        {"role": "assistant", "content": "I see."},
+        {"role": "user", "content": question},
+    ]
 
 
 class Model:
-    """Opens what the summary replaced, then the first image or document `kind` that it finds a reference to."""
+    """Opens what the summary replaced, then the first image or document `kind` that it finds a
+    reference to."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -84,7 +109,11 @@ class Model:
             return text("Done.")
         opened = [path for kind, path in MOVED.findall(asked.shown) if kind == self.kind]
         if opened:
-            return text("I see it.") if self.answered(asked) else calls(("read_file", {"path": opened[0]}))
+            return (
+                text("I see it.")
+                if self.answered(asked)
+                else calls(("read_file", {"path": opened[0]}))
+            )
         return calls(("read_file", {"path": GROUP.findall(asked.shown)[-1]}))
 
     def answered(self, asked: Asked) -> bool:
@@ -96,9 +125,14 @@ def sdk(proxy: Proxy, name: str, entries: list[Json], streamed: bool) -> str:
     options: Any = {"model": "m", "tools": [tool(name, "look")]}
     if name == "messages":
         options |= {"max_tokens": 500, "messages": entries}
-        with closing(anthropic.Anthropic(base_url=proxy.root, api_key="alice", max_retries=0)) as client:
+        with closing(
+            anthropic.Anthropic(base_url=proxy.root, api_key="alice", max_retries=0)
+        ) as client:
             if not streamed:
-                return "".join(getattr(block, "text", "") for block in client.messages.create(**options).content)
+                return "".join(
+                    getattr(block, "text", "")
+                    for block in client.messages.create(**options).content
+                )
             with client.messages.stream(**options) as events:
                 return events.get_final_text()
     with closing(openai.OpenAI(base_url=proxy.url, api_key="alice", max_retries=0)) as asking:
@@ -116,7 +150,9 @@ def sdk(proxy: Proxy, name: str, entries: list[Json], streamed: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def serve(up: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Proxy]]:
+def serve(
+    up: StrictUpstream, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Proxy]]:
     """A proxy for each mode, with a store for each test."""
     with ExitStack() as held:
 
@@ -130,7 +166,9 @@ def serve(up: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 "compress": compress,
             }
             policy = tight(up.url, offload=offload, tools={"inject": "agents", **tools})
-            return held.enter_context(served({"default": policy}, store=tmp_path_factory.mktemp("store")))
+            return held.enter_context(
+                served({"default": policy}, store=tmp_path_factory.mktemp("store"))
+            )
 
         yield serving
 
@@ -138,7 +176,14 @@ def serve(up: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
 each_way = pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 
 
-def talk(up: StrictUpstream, proxy: Proxy, name: str, model: Model, streamed: bool, question: str = "Recall.") -> str:
+def talk(
+    up: StrictUpstream,
+    proxy: Proxy,
+    name: str,
+    model: Model,
+    streamed: bool,
+    question: str = "Recall.",
+) -> str:
     up.begin_anew()
     up.respond(answering := api(name, model))
     said = sdk(proxy, name, history(name, question), streamed)
@@ -195,29 +240,41 @@ def test_in_chat_pictures_stay_when_results_move(
     assert "detailed result is stored" in sent and all(picture in sent for picture in PNG)
 
 
-def test_a_picture_counts_towards_what_a_turn_may_read(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_a_picture_counts_towards_what_a_turn_may_read(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     model = Model("image")
     talk(up, serve("compact", max_retrieved_tokens=700), "responses", model, False)
     answers = "\n".join(text for asked in model.seen for text in asked.texts)
-    assert re.search(r"\[image, image/png, 3 kB\] takes 765 tokens, and only \d+ are left for it", answers)
+    assert re.search(
+        r"\[image, image/png, 3 kB\] takes 765 tokens, and only \d+ are left for it", answers
+    )
     assert PNG[0] not in json.dumps([asked.history for asked in model.seen])
 
 
 @pytest.mark.parametrize("name", ["responses", "messages"])
-def test_the_next_request_has_what_was_shown(name: str, up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_the_next_request_has_what_was_shown(
+    name: str, up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     proxy, models = serve("compact"), [Model("image"), Model("image")]
     up.begin_anew()
     up.respond(answering := api(name, lambda asked: models[0](asked)))
     said = sdk(proxy, name, history(name, "Recall."), False)
     before = models.pop(0).seen[-1].history
-    entries = [*history(name, "Recall."), {"role": "assistant", "content": said}, {"role": "user", "content": "Well?"}]
+    entries = [
+        *history(name, "Recall."),
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "Well?"},
+    ]
     sdk(proxy, name, entries, False)
     assert answering.refused == []
     assert models[0].seen[0].history[: len(before)] == before and PNG[0] in json.dumps(before)
 
 
 @pytest.mark.parametrize("name", ["responses", "messages"])
-def test_a_later_conversation_that_quotes_a_picture_sees_it(name: str, up: StrictUpstream, tmp_path: Path) -> None:
+def test_a_later_conversation_that_quotes_a_picture_sees_it(
+    name: str, up: StrictUpstream, tmp_path: Path
+) -> None:
     model = Model("image")
     policy = tight(up.url, tools={"inject": "agents"})
     with served({"default": policy}, store=tmp_path) as proxy:

@@ -1,4 +1,5 @@
-"""A request leaves no reference cycles, which would keep megabytes until the garbage collector runs."""
+"""A request leaves no reference cycles, which would keep megabytes until the garbage collector
+runs."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def history(results: int) -> list[Json]:
 
 def searching(request: Recorded) -> Reply:
     """Search before the reply, if the request offers the tools."""
-    if "grep" in request.tool_names and request.messages[-1].get("tool_call_id", "").startswith("c"):
+    if "grep" in request.tool_names and request.messages[-1].get("tool_call_id", "").startswith(
+        "c"
+    ):
         return calls(("grep", {"pattern": "1 many"}, "ours"))
     return text("ok")
 
@@ -36,9 +39,15 @@ def searching(request: Recorded) -> Reply:
 ASKS: dict[str, tuple[str, Json]] = {
     "untouched": ("/v1/chat/completions", {"messages": history(1)}),
     "offloaded": ("/v1/chat/completions", {"messages": history(12), "tools": [CHAT_TOOL]}),
-    "streamed": ("/v1/chat/completions", {"messages": history(12), "tools": [CHAT_TOOL], "stream": True}),
+    "streamed": (
+        "/v1/chat/completions",
+        {"messages": history(12), "tools": [CHAT_TOOL], "stream": True},
+    ),
     "no chat": ("/v1/chat/completions", {"messages": "none"}),
-    "operation": ("/context_compact", {"messages": history(12), "store_dir": "s", "max_total_tokens": 500}),
+    "operation": (
+        "/context_compact",
+        {"messages": history(12), "store_dir": "s", "max_total_tokens": 500},
+    ),
     "refused operation": ("/context_compact", {"messages": history(2), "store_dir": 7}),
 }
 
@@ -60,11 +69,15 @@ def test_requests_do_not_leak_memory(ask: str) -> None:
         up.respond(searching)
         up.expect_refusals = True
         with httpx.Client(
-            base_url=proxy.root, headers={"authorization": "Bearer k"}, trust_env=False, verify=PLAIN
+            base_url=proxy.root,
+            headers={"authorization": "Bearer k"},
+            trust_env=False,
+            verify=PLAIN,
         ) as client:
             client.post(path, json={"model": "gpt-4.1", **body})  # has loaded what stays
             with without_collector():
-                earlier = _living()  # what another test keeps is not ours: the traceback of an exception, for one
+                # what another test keeps is not ours: the traceback of an exception, for one
+                earlier = _living()
                 for _ in range(5):
                     client.post(path, json={"model": "gpt-4.1", **body})
                 wait_until(lambda: all(any(one is other for other in earlier) for one in _living()))

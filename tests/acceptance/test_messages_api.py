@@ -36,7 +36,9 @@ def api(up: StrictUpstream, request: pytest.FixtureRequest) -> MessagesApi:
 
 
 def post(proxy: Proxy, body: Json, path: str = "/v1/messages", **headers: str) -> httpx.Response:
-    return proxy.post(path, body, "", **{"x-api-key": "sk-test", "anthropic-version": "2023-06-01"}, **headers)
+    return proxy.post(
+        path, body, "", **{"x-api-key": "sk-test", "anthropic-version": "2023-06-01"}, **headers
+    )
 
 
 def body_of(messages: list[Json], **options: Any) -> Json:
@@ -62,14 +64,24 @@ def step(message: Json, *texts: str, after: tuple[Json, ...] = ()) -> list[Json]
         {"type": "tool_result", "tool_use_id": block["id"], "content": text}
         for block, text in zip(called, texts, strict=True)
     ]
-    return [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [*results, *after]}]
+    return [
+        {"role": "assistant", "content": message["content"]},
+        {"role": "user", "content": [*results, *after]},
+    ]
 
 
 def begun(ask: Ask, api: MessagesApi, **options: Any) -> list[Json]:
-    """A history with a large result, after which two more steps were made, so that the result is old."""
+    """A history with a large result, after which two more steps were made, so that the result is
+    old."""
     messages: list[Json] = [USER]
     for text in (BIG, "small", "small"):
-        api.script([thinking("I need it."), call("fetch", {"url": text[:5]}), call("fetch", {"url": "other"})])
+        api.script(
+            [
+                thinking("I need it."),
+                call("fetch", {"url": text[:5]}),
+                call("fetch", {"url": "other"}),
+            ]
+        )
         messages += step(ask(messages, **options), text, "other", after=(REMINDER,))
     return messages
 
@@ -97,7 +109,9 @@ def test_thinking_about_what_was_moved_is_dropped_upstream(ask: Ask, api: Messag
     }
 
 
-def test_a_client_that_changes_its_history_itself_hears_of_it(proxy: Proxy, api: MessagesApi) -> None:
+def test_a_client_that_changes_its_history_itself_hears_of_it(
+    proxy: Proxy, api: MessagesApi
+) -> None:
     api.script([thinking("Hm."), say("Yes.")])
     said = post(proxy, body_of([USER], **THINKER)).json()["content"]
     later = [{"role": "user", "content": "Read."}, {"role": "assistant", "content": said}, USER]
@@ -124,7 +138,9 @@ def test_clearing_old_thinking_is_no_compaction(proxy: Proxy, ask: Ask, api: Mes
     edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
     messages = begun(ask, api, context_management={"edits": edits})
     looked(api)
-    assert ask(messages, context_management={"edits": edits})["content"][-1] == say("It is heliotrope-7291.")
+    assert ask(messages, context_management={"edits": edits})["content"][-1] == say(
+        "It is heliotrope-7291."
+    )
     assert api.asked[-1]["context_management"] == {"edits": edits}
     api.script([say("ok")])
     both = [*edits, {"type": "clear_tool_uses_20250919"}]
@@ -136,7 +152,11 @@ def test_counted_is_what_would_be_sent(proxy: Proxy, api: MessagesApi, ask: Ask)
     messages = begun(ask, api)
     looked(api)
     reply = ask(messages)
-    later = [*messages, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "Thanks"}]
+    later = [
+        *messages,
+        {"role": "assistant", "content": reply["content"]},
+        {"role": "user", "content": "Thanks"},
+    ]
     stored = proxy.stored()
     body = {key: value for key, value in body_of(later).items() if key != "max_tokens"}
     counted = post(proxy, body, "/v1/messages/count_tokens")
@@ -157,12 +177,16 @@ def test_errors_have_anthropics_shape(proxy: Proxy, api: MessagesApi) -> None:
     assert reply.json()["error"]["message"].startswith("messages: first message")
     api.refused.clear()
     with httpx.Client(trust_env=False) as http:
-        ours = http.post(f"{proxy.url}/messages", content=b"{}", headers={"content-encoding": "nonsense"})
+        ours = http.post(
+            f"{proxy.url}/messages", content=b"{}", headers={"content-encoding": "nonsense"}
+        )
     assert ours.json()["type"] == "error"
     assert ours.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     up.begin_anew()
     up.respond(api := MessagesApi(expect_key="sk-theirs"))
     policy = tight(up.url, open=True)
@@ -175,7 +199,9 @@ def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, s
     assert api.refused == []
 
 
-def test_one_tenant_has_an_upstream_for_each_api(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_one_tenant_has_an_upstream_for_each_api(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     up.begin_anew()
     claude = StrictUpstream()
     with claude:
@@ -188,10 +214,18 @@ def test_one_tenant_has_an_upstream_for_each_api(up: StrictUpstream, serve: Call
         assert post(proxy, body_of([USER])).json()["content"] == [say("ok")]
         up.script(answer("Hello."))
         chat = {"model": "m", "messages": [USER]}
-        assert post(proxy, chat, "/v1/chat/completions").json()["choices"][0]["message"]["content"] == "Hello."
+        assert (
+            post(proxy, chat, "/v1/chat/completions").json()["choices"][0]["message"]["content"]
+            == "Hello."
+        )
         claude.respond(lambda request: whole({"data": []}))
         with httpx.Client(trust_env=False) as http:
-            assert http.get(f"{proxy.url}/models", headers={"anthropic-version": "2023-06-01"}).status_code == 200
+            assert (
+                http.get(
+                    f"{proxy.url}/models", headers={"anthropic-version": "2023-06-01"}
+                ).status_code
+                == 200
+            )
             refused = http.get(f"{proxy.url}/messages/batches", headers={"x-api-key": "k"})
     assert [request.target for request in claude.requests] == ["/v1/messages", "/v1/models"]
     assert {request.header("x-api-key") for request in claude.requests} == {"sk-claude"}

@@ -1,4 +1,5 @@
-"""The real `openai` client, streamed and plain, through the real proxy in front of the strict upstream.
+"""The real `openai` client, streamed and plain, through the real proxy in front of the strict
+upstream.
 
 The policy is tight enough that compaction and an internal round happen in a short session.
 """
@@ -24,8 +25,12 @@ REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)
 
 
 def history(results: int = 3) -> list[Json]:
-    """Return a session with `results` big results, all read by the model, that ends with a question."""
-    messages: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fetch the logs."}]
+    """Return a session with `results` big results, all read by the model, that ends with a
+    question."""
+    messages: list[Json] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Fetch the logs."},
+    ]
     for number in range(results):
         messages += chat(f"call_{number}", f"log {number}\n{BIG}", n=number)
     messages += [
@@ -42,13 +47,17 @@ def references(request: Recorded) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_compaction_and_an_internal_round(up: StrictUpstream, serve: Callable[..., Proxy], stream: bool) -> None:
+def test_compaction_and_an_internal_round(
+    up: StrictUpstream, serve: Callable[..., Proxy], stream: bool
+) -> None:
     up.respond(_finds_the_code)
     options: Any = {"model": "m", "messages": history(), "tools": [TOOL]}
     proxy = serve({"default": tight(up.url)})
     with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=60) as client:
         if stream:
-            with client.chat.completions.stream(stream_options={"include_usage": True}, **options) as events:
+            with client.chat.completions.stream(
+                stream_options={"include_usage": True}, **options
+            ) as events:
                 reply = events.get_final_completion()
         else:
             reply = client.chat.completions.create(**options)
@@ -60,7 +69,10 @@ def test_compaction_and_an_internal_round(up: StrictUpstream, serve: Callable[..
     assert first.tool_names == ["fetch", "grep", "read_file"]
     assert len(references(first)) == 3
     assert second.raw_messages[: len(first.messages)] == first.raw_messages
-    assert [message["role"] for message in second.messages[len(first.messages) :]] == ["assistant", "tool"]
+    assert [message["role"] for message in second.messages[len(first.messages) :]] == [
+        "assistant",
+        "tool",
+    ]
     # A context gauge: the last round's prompt, and all that was written.
     assert reply.usage and reply.usage.prompt_tokens == second.prompt_tokens
     assert second.cached_tokens >= first.prompt_tokens

@@ -1,4 +1,5 @@
-"""The real `openai` client's Responses API, streamed and plain, through the real proxy in front of a strict upstream.
+"""The real `openai` client's Responses API, streamed and plain, through the real proxy in front of
+a strict upstream.
 
 The policy is tight enough that compaction, hidden rounds and mixed turns happen in a short session.
 """
@@ -61,7 +62,10 @@ def ask(client: openai.OpenAI, request: pytest.FixtureRequest) -> Callable[..., 
 
 def history(response: Any) -> list[Json]:
     """What the client sends back of a response: its items as they are."""
-    return [item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}) for item in response.output]
+    return [
+        item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"})
+        for item in response.output
+    ]
 
 
 def replayed(response: Any) -> list[Json]:
@@ -74,11 +78,15 @@ def replayed(response: Any) -> list[Json]:
 
 def outputs(items: list[Json], text: str) -> list[Json]:
     called = [item for item in items if item["type"] == "function_call"]
-    return [{"type": "function_call_output", "call_id": item["call_id"], "output": text} for item in called]
+    return [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": text}
+        for item in called
+    ]
 
 
 def begun(ask: Callable[..., Any], api: ResponsesApi, **options: Any) -> list[Json]:
-    """A history with a large result, after which two more steps were made, so that the result is old."""
+    """A history with a large result, after which two more steps were made, so that the result is
+    old."""
     items: list[Json] = [{"role": "user", "content": "Read the log."}]
     for text in (BIG, "small", "small"):
         api.script([reasoning("I need it."), call("fetch", {"url": text[:5]})])
@@ -93,7 +101,13 @@ def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
 ) -> None:
     items = begun(ask, api)
     looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
-    api.script(*([[*looked, call("fetch", {"url": "x"})]] if mixed else [looked, [call("fetch", {"url": "x"})]]))
+    api.script(
+        *(
+            [[*looked, call("fetch", {"url": "x"})]]
+            if mixed
+            else [looked, [call("fetch", {"url": "x"})]]
+        )
+    )
     response = ask(items)
     api.script([say("Done.")])
     after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
@@ -101,10 +115,16 @@ def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
     assert api.refused == []
 
 
-def test_a_stored_response_goes_on_while_the_store_fails(up: StrictUpstream, api: ResponsesApi, tmp_path: Path) -> None:
-    """Without the outputs of our calls, upstream would refuse every request that goes on from there."""
+def test_a_stored_response_goes_on_while_the_store_fails(
+    up: StrictUpstream, api: ResponsesApi, tmp_path: Path
+) -> None:
+    """Without the outputs of our calls, upstream would refuse every request that goes on from
+    there."""
     (tmp_path / "store").write_text("not a folder")
-    with served({"default": tight(up.url)}, store=tmp_path / "store") as proxy, client_of(proxy) as client:
+    with (
+        served({"default": tight(up.url)}, store=tmp_path / "store") as proxy,
+        client_of(proxy) as client,
+    ):
         for stream in (False, True):
             ask = asking(client, stream)
             items = begun(ask, api)
@@ -139,7 +159,9 @@ def test_a_stored_response_of_several_rounds_is_shown_and_deleted_as_one(
         with pytest.raises(openai.BadRequestError, match="several rounds"):
             client.responses.retrieve(shown.id, stream=True)
         with client_of(proxy).with_options(api_key="another caller's") as other:
-            assert other.responses.retrieve(shown.id).output[-1].type == "function_call", "nothing of ours is shown"
+            assert other.responses.retrieve(shown.id).output[-1].type == "function_call", (
+                "nothing of ours is shown"
+            )
         client.responses.delete(shown.id)
         assert set(api.kept) == others and rounds
         assert not [path for path in proxy.stored() if "continuations" in str(path)]
@@ -158,7 +180,11 @@ def test_a_round_that_cannot_be_deleted_leaves_the_one_that_the_client_knows(
     api.script([reasoning("I look."), call("grep", {"pattern": "code is"})], [say("Done.")])
     shown = ask(items)
     [*_, hidden] = api.kept
-    up.respond(lambda request: whole({"error": {"message": "later"}}, 503) if hidden in request.path else api(request))
+    up.respond(
+        lambda request: (
+            whole({"error": {"message": "later"}}, 503) if hidden in request.path else api(request)
+        )
+    )
     with pytest.raises(openai.InternalServerError):
         client.responses.delete(shown.id)
     assert {shown.id, hidden} <= set(api.kept)
@@ -167,37 +193,59 @@ def test_a_round_that_cannot_be_deleted_leaves_the_one_that_the_client_knows(
     assert not {shown.id, hidden} & set(api.kept)
 
 
-def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any], api: ResponsesApi) -> None:
+def test_nothing_stored_means_no_ids_of_what_is_put_back(
+    ask: Callable[..., Any], api: ResponsesApi
+) -> None:
     options = {"store": False, "include": ["reasoning.encrypted_content"]}
     items = begun(ask, api, **options)
-    api.script([reasoning("I look."), call("grep", {"pattern": "code is"})], [reasoning(), say("Found.")])
+    api.script(
+        [reasoning("I look."), call("grep", {"pattern": "code is"})], [reasoning(), say("Found.")]
+    )
     response = ask(items, **options)
     api.script([say("Done.")])
-    assert ask([*items, *replayed(response), {"role": "user", "content": "?"}], **options).output_text == "Done."
+    assert (
+        ask([*items, *replayed(response), {"role": "user", "content": "?"}], **options).output_text
+        == "Done."
+    )
     put_back = [item for item in api.asked[-1]["input"] if item.get("name") == "grep"]
     assert put_back
     assert "id" not in put_back[0]
     assert api.refused == []
 
 
-def test_a_client_that_leaves_its_history_to_upstream_never_gets_our_tools(up: StrictUpstream) -> None:
-    """Agno and Microsoft Agent Framework go on by `previous_response_id`: with our tools only in the first request,
-    upstream would read the prompt twice."""
+def test_a_client_that_leaves_its_history_to_upstream_never_gets_our_tools(
+    up: StrictUpstream,
+) -> None:
+    """Agno and Microsoft Agent Framework go on by `previous_response_id`: with our tools only in
+    the first request, upstream would read the prompt twice."""
     up.begin_anew()
     up.respond(made := ResponsesApi())
-    with served({"default": {"upstream": {"base_url": up.url}}}) as agents, client_of(agents) as client:
+    with (
+        served({"default": {"upstream": {"base_url": up.url}}}) as agents,
+        client_of(agents) as client,
+    ):
         made.script([call("fetch", {})], [say("Done.")])
         first = asking(client, False)("Read the log.")
         asking(client, False)(outputs(history(first), BIG), previous_response_id=first.id)
-        assert [request.json["tools"] for request in up.requests if request.method == "POST"] == [[TOOL], [TOOL]]
+        assert [request.json["tools"] for request in up.requests if request.method == "POST"] == [
+            [TOOL],
+            [TOOL],
+        ]
 
 
 def test_a_client_that_sends_its_history_has_our_tools_from_then_on(up: StrictUpstream) -> None:
     up.begin_anew()
     up.respond(made := ResponsesApi())
-    with served({"default": {"upstream": {"base_url": up.url}}}) as agents, client_of(agents) as client:
+    with (
+        served({"default": {"upstream": {"base_url": up.url}}}) as agents,
+        client_of(agents) as client,
+    ):
         begun(asking(client, False), made)
-    assert [len(request.json["tools"]) for request in up.requests if request.method == "POST"] == [1, 3, 3]
+    assert [len(request.json["tools"]) for request in up.requests if request.method == "POST"] == [
+        1,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("item", [0, {"type": ["message"]}], ids=str)
@@ -205,9 +253,19 @@ def test_an_item_that_no_history_could_hold_reaches_the_client_after_a_hidden_ro
     proxy: Proxy, up: StrictUpstream, client: openai.OpenAI, api: ResponsesApi, item: Any
 ) -> None:
     items = begun(asking(client, stream=False), api)
-    found = {"type": "function_call", "id": "fc", "call_id": "c", "name": "grep", "arguments": '{"pattern": "is"}'}
+    found = {
+        "type": "function_call",
+        "id": "fc",
+        "call_id": "c",
+        "name": "grep",
+        "arguments": '{"pattern": "is"}',
+    }
     outputs: list[Any] = [[{**found, "status": "completed"}], [item]]
-    up.respond(lambda _: whole({"id": "resp_1", "object": "response", "status": "completed", "output": outputs.pop(0)}))
+    up.respond(
+        lambda _: whole(
+            {"id": "resp_1", "object": "response", "status": "completed", "output": outputs.pop(0)}
+        )
+    )
     body = {"model": "m", "input": items, "tools": [TOOL]}
     reply = proxy.post("/v1/responses", body)
     assert (reply.status_code, reply.json().get("output")) == (200, [item])

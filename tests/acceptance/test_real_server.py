@@ -1,7 +1,8 @@
-"""Through the proxy to a server that is not ours: llama.cpp's own, with a small model. `make test-clients` installs it.
+"""Through the proxy to a server that is not ours: llama.cpp's own, with a small model. `make
+test-clients` installs it.
 
-For interoperability, not for quality: the model is too small to follow a reference, but the server templates,
-counts and streams like any other.
+For interoperability, not for quality: the model is too small to follow a reference, but the server
+templates, counts and streams like any other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ READ_LOG = {
     "function": {
         "name": "read_log",
         "description": "The text of a log file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+        },
     },
 }
 
@@ -40,7 +45,9 @@ def llama() -> Iterator[str]:
     if not (ENVIRONMENT / ".installed").exists():
         pytest.skip("llama.cpp is not installed: make test-clients")
     command = [ENVIRONMENT / "bin" / "python", ROOT / "tests" / "clients" / "llama" / "serve.py"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE
+    )
     try:
         assert process.stdout is not None
         yield f"{process.stdout.readline().decode().strip()}/v1"
@@ -73,13 +80,16 @@ def short(**options: Any) -> dict[str, Any]:
 
 def after_reading(logs: int, **options: Any) -> dict[str, Any]:
     """Return a request after `logs` tool results of about 300 of this model's tokens each."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the logs and say what you saw."}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Read the logs and say what you saw."}
+    ]
     for number in range(logs):
         function = {"name": "read_log", "arguments": f'{{"path": "{number}.log"}}'}
         call = {"id": f"call_{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         text = "\n".join(
-            f"{number}:{line:02} worker {line * 37 % 101} moved {line * 53 % 997} crates" for line in range(20)
+            f"{number}:{line:02} worker {line * 37 % 101} moved {line * 53 % 997} crates"
+            for line in range(20)
         )
         messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
     return short(messages=messages, tools=[READ_LOG], **options)
@@ -93,7 +103,10 @@ def test_a_real_servers_models_are_relayed(llama: str, proxy: Proxy) -> None:
 
 
 def test_a_real_servers_refusal_is_relayed(llama: str, proxy: Proxy) -> None:
-    there, here = (httpx.post(f"{url}/chat/completions", json=short(messages="none")) for url in (llama, proxy.url))
+    there, here = (
+        httpx.post(f"{url}/chat/completions", json=short(messages="none"))
+        for url in (llama, proxy.url)
+    )
     assert (here.status_code, here.content) == (there.status_code, there.content)
     assert here.is_client_error
 
@@ -113,11 +126,16 @@ def test_a_real_server_answers_streamed_chats(
     there, here = (list(client.chat.completions.create(**options)) for client in (direct, proxied))
     assert said(here) == said(there) != ""
     assert len(here) == len(there)
-    assert [chunk.usage is not None for chunk in here] == [chunk.usage is not None for chunk in there]
+    assert [chunk.usage is not None for chunk in here] == [
+        chunk.usage is not None for chunk in there
+    ]
 
 
-def test_a_real_server_gets_fewer_tokens_after_compaction(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
-    """By the server's own count: what it read of the compacted request is less than half of what it would have read."""
+def test_a_real_server_gets_fewer_tokens_after_compaction(
+    direct: openai.OpenAI, proxied: openai.OpenAI
+) -> None:
+    """By the server's own count: what it read of the compacted request is less than half of what it
+    would have read."""
     there = direct.chat.completions.create(**after_reading(6))
     raw = proxied.chat.completions.with_raw_response.create(**after_reading(6))
     here = raw.parse()
@@ -127,17 +145,22 @@ def test_a_real_server_gets_fewer_tokens_after_compaction(direct: openai.OpenAI,
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_a_real_server_streams_after_compaction(proxied: openai.OpenAI, include_usage: bool) -> None:
+def test_a_real_server_streams_after_compaction(
+    proxied: openai.OpenAI, include_usage: bool
+) -> None:
     options = after_reading(4, stream=True, stream_options={"include_usage": include_usage})
     chunks = list(proxied.chat.completions.create(**options))
     assert len({chunk.id for chunk in chunks}) == 1
-    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert [
+        choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason
+    ]
     assert sum(chunk.usage is not None for chunk in chunks) == include_usage
     assert not any(chunk.choices for chunk in chunks if chunk.usage)
 
 
 def test_a_real_server_is_kept_within_its_window(llama: str, direct: openai.OpenAI) -> None:
-    """The server refuses what is longer than its window; its words tell the proxy the window, and the next try fits."""
+    """The server refuses what is longer than its window; its words tell the proxy the window, and
+    the next try fits."""
     asked = after_reading(16)
     with pytest.raises(openai.BadRequestError, match="context size"):
         direct.chat.completions.create(**asked)

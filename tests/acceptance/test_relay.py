@@ -1,4 +1,5 @@
-"""The relay through the real server, between raw sockets: what goes in comes out, in both directions."""
+"""The relay through the real server, between raw sockets: what goes in comes out, in both
+directions."""
 
 from __future__ import annotations
 
@@ -63,10 +64,15 @@ def shared() -> Iterator[Shared]:
 
 
 @asynccontextmanager
-async def relay(handler: Handler, upstream_options: Json | None = None, **settings: Any) -> AsyncIterator[Link]:
+async def relay(
+    handler: Handler, upstream_options: Json | None = None, **settings: Any
+) -> AsyncIterator[Link]:
     """Run an upstream and a new proxy in front of it."""
     async with upstream(handler) as wire:
-        policy = {"upstream": {"base_url": wire.url + "/v1", **(upstream_options or {})}, "offload": {"mode": "off"}}
+        policy = {
+            "upstream": {"base_url": wire.url + "/v1", **(upstream_options or {})},
+            "offload": {"mode": "off"},
+        }
         with served({"default": policy}, **settings) as proxy:
             yield Link(wire, proxy.port)
 
@@ -93,7 +99,14 @@ def get(target: str, *headers: str) -> bytes:
 
 
 def post(body: bytes, *headers: str, target: str = "/v1/embeddings") -> bytes:
-    lines = [f"POST {target} HTTP/1.1", "Host: localhost", *headers, f"Content-Length: {len(body)}", "", ""]
+    lines = [
+        f"POST {target} HTTP/1.1",
+        "Host: localhost",
+        *headers,
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body
 
 
@@ -121,7 +134,10 @@ def error_of(reply: Message) -> Json:
         ("/v1/%zz?a=%20+&a=&&b=1?2/3;[x]={y}|'", "/v1/%zz?a=%20+&a=&&b=1?2/3;[x]={y}|'"),
         ("/v1/;p=1/~u/!$&'()*,@:", "/v1/;p=1/~u/!$&'()*,@:"),
         ("/v1beta/models/x:generate", "/v1beta/models/x:generate"),
-        ("/openai/deployments/d/embeddings?api-version=1", "/openai/deployments/d/embeddings?api-version=1"),
+        (
+            "/openai/deployments/d/embeddings?api-version=1",
+            "/openai/deployments/d/embeddings?api-version=1",
+        ),
         ("//v1/x", "//v1/x"),
         ("/", "/"),
         ("http://localhost:1/v1/x?q=%2f", "/v1/x?q=%2f"),
@@ -134,8 +150,22 @@ async def test_request_targets_are_relayed_exactly(shared: Shared, asked: str, g
 
 
 async def test_request_headers_are_relayed(shared: Shared) -> None:
-    kept = ["X-Same: 1", "X-Other: a", "X-Same: 2", "authorization: Bearer k", "X-Utf8: ☃", "X-Empty: ", "COOKIE: a=1"]
-    dropped = ["Connection: keep-alive, X-Hop", "x-hop: 1", "TE: trailers", "Keep-Alive: 1", "X-Offload: off"]
+    kept = [
+        "X-Same: 1",
+        "X-Other: a",
+        "X-Same: 2",
+        "authorization: Bearer k",
+        "X-Utf8: ☃",
+        "X-Empty: ",
+        "COOKIE: a=1",
+    ]
+    dropped = [
+        "Connection: keep-alive, X-Hop",
+        "x-hop: 1",
+        "TE: trailers",
+        "Keep-Alive: 1",
+        "X-Offload: off",
+    ]
     async with shared.relay(replying(OK)) as link:
         await link.ask(get("/v1/models", *kept, *dropped))
         host = (b"Host", b"127.0.0.1:%d" % link.wire.port)
@@ -152,8 +182,12 @@ async def test_reply_headers_are_relayed(shared: Shared) -> None:
         (b"content-length", b"2"),
         (b"date", b"d"),
     ]
-    head = b"HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n"
-    async with shared.relay(replying(head + b"".join(b"%s: %s\r\n" % pair for pair in kept) + b"\r\nok")) as link:
+    head = (
+        b"HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n"
+    )
+    async with shared.relay(
+        replying(head + b"".join(b"%s: %s\r\n" % pair for pair in kept) + b"\r\nok")
+    ) as link:
         reply = await link.ask(get("/v1/models"))
     assert (reply.headers, reply.body) == (kept, b"ok")
 
@@ -166,9 +200,14 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=["json", "gzip", "binary"])
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions", "/openai/deployments/d/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/chat/completions", "/openai/deployments/d/chat/completions"]
+)
 async def test_bodies_are_relayed_byte_for_byte(shared: Shared, body: bytes, path: str) -> None:
-    reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    reply = (
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+        + body
+    )
     async with shared.relay(replying(reply)) as link:
         got = await link.ask(post(body, "Content-Encoding: gzip", target=path))
     asked = link.wire.requests[0]
@@ -192,14 +231,20 @@ async def test_a_request_without_a_body_is_relayed_without_one(shared: Shared) -
     async with shared.relay(replying(OK)) as link:
         for method in (b"GET", b"DELETE", b"OPTIONS"):
             await link.ask(method + b" /v1/files/f HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert [asked.line.split()[0] for asked in link.wire.requests] == [b"GET", b"DELETE", b"OPTIONS"]
+    assert [asked.line.split()[0] for asked in link.wire.requests] == [
+        b"GET",
+        b"DELETE",
+        b"OPTIONS",
+    ]
     assert not any(asked.get(b"transfer-encoding") for asked in link.wire.requests)
     assert [asked.get(b"content-length") for asked in link.wire.requests] == [[], [b"0"], []]
 
 
 async def test_expect_100_continue_is_answered(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        writer.write(
+            b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        )
         assert (await read_head(reader)).status == 100
         writer.write(b"abc")
         assert (await read_message(reader)).body == b"ok"
@@ -235,12 +280,18 @@ async def test_upstream_errors_are_relayed_as_they_came(shared: Shared, status: 
     async with shared.relay(replying(head % (status, len(body)) + body)) as link:
         reply = await link.ask(post(b"{}"))
     assert (reply.status, reply.body) == (status, body)
-    assert (reply.get(b"retry-after"), reply.get(b"x-request-id"), reply.get(b"location")) == ([b"7"], [b"r"], [b"/x"])
+    assert (reply.get(b"retry-after"), reply.get(b"x-request-id"), reply.get(b"location")) == (
+        [b"7"],
+        [b"r"],
+        [b"/x"],
+    )
 
 
 @pytest.mark.parametrize("status", [201, 301, 307, 308])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
-async def test_a_redirect_of_upstreams_to_itself_leads_through_us(shared: Shared, status: int, path: str) -> None:
+async def test_a_redirect_of_upstreams_to_itself_leads_through_us(
+    shared: Shared, status: int, path: str
+) -> None:
     """FastAPI names itself by the host that it was asked for (letta-ai/letta#3189)."""
 
     async def redirecting(peer: Peer) -> None:
@@ -302,7 +353,8 @@ async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
         writer.write(
-            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nfirst" % (5 + len(second))
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nfirst"
+            % (5 + len(second))
         )
         await soon(arrived.wait())
         writer.write(second)
@@ -316,13 +368,17 @@ async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None
         await peer.gone()
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\nbegins")
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\nbegins"
+        )
         reply = await soon(read_message(reader))
     assert (reply.status, reply.body) == (413, b"big")
 
 
 @pytest.mark.parametrize("target", ["/v1/responses", "/v1/embeddings"])
-@pytest.mark.parametrize("reply", [OK, EVENTS + chunk(b"data: 1\n\n") + chunk(b"")], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    "reply", [OK, EVENTS + chunk(b"data: 1\n\n") + chunk(b"")], ids=["whole", "stream"]
+)
 async def test_an_upstream_that_closes_idle_connections_without_a_word(
     shared: Shared, target: str, reply: bytes
 ) -> None:
@@ -368,7 +424,10 @@ async def test_uploads_are_not_collected() -> None:
             assert (await ask(proxy.port, post(PART, target="/v1/files"))).status == 200
             before = resident(proxy.process.pid)
             async with connection(proxy.port) as (reader, writer):
-                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (40 << 20))
+                writer.write(
+                    b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+                    % (40 << 20)
+                )
                 for _ in range(40):
                     writer.write(PART)
                     await writer.drain()
@@ -434,7 +493,11 @@ async def taking(peer: Peer) -> None:
     [
         (mute, post(b"{}"), b""),
         (began, post(b"{}"), b"data: 1"),
-        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc", b""),
+        (
+            taking,
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc",
+            b"",
+        ),
         (
             taking,
             b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -444,7 +507,9 @@ async def taking(peer: Peer) -> None:
     ],
     ids=["waiting", "streaming", "uploading", "uploading chunks"],
 )
-async def test_client_gone_closes_upstream(handler: Handler, request_: bytes, sees: bytes, abruptly: bool) -> None:
+async def test_client_gone_closes_upstream(
+    handler: Handler, request_: bytes, sees: bytes, abruptly: bool
+) -> None:
     async with relay(handler) as link:
         async with connection(link.port) as (reader, writer):
             writer.write(request_)
@@ -463,7 +528,8 @@ async def test_a_client_is_heard_to_go_although_much_of_its_body_came_at_once() 
         async with connection(link.port) as (_, writer):
             whole = post(b" " * 600_000)
             writer.write(whole[:1000])
-            await heard(link.port)  # the server waits for the rest, and stops reading with what comes
+            # the server waits for the rest, and stops reading with what comes
+            await heard(link.port)
             writer.write(whole[1000:])
             await until(lambda: link.wire.requests)
         await soon(link.wire.left.wait())
@@ -515,10 +581,16 @@ async def test_a_truncated_reply_reaches_the_client_as_truncated(shared: Shared)
 
 
 @pytest.mark.parametrize(
-    "reply", [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\nok"]
+    "reply",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\nok",
+    ],
 )
 @pytest.mark.parametrize("target", ["/v1/files", "/v1/chat/completions"])
-async def test_an_upstream_that_does_not_speak_http_is_502(shared: Shared, reply: bytes, target: str) -> None:
+async def test_an_upstream_that_does_not_speak_http_is_502(
+    shared: Shared, reply: bytes, target: str
+) -> None:
     async with shared.relay(replying(reply)) as link, connection(link.port) as (reader, writer):
         for _ in range(2):
             writer.write(post(b"{}", target=target))
@@ -549,7 +621,9 @@ async def test_tenants_are_told_apart_by_key() -> None:
         acme = {
             "tenant": "acme",
             # SHA-256 of "client"
-            "api_keys": [{"sha256": "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"}],
+            "api_keys": [
+                {"sha256": "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"}
+            ],
             "upstream": {"base_url": wire.url, "api_key": "tenants"},
         }
         with served({"acme": acme}) as proxy:
@@ -604,7 +678,10 @@ async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None
     policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1"}}
     with spawned({"default": policy}) as proxy:
         for path in (b"/v1/models", b"/v1/chat/completions"):
-            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 front\r\nContent-Length: 2\r\n\r\n" % path
+            head = (
+                b"POST %b HTTP/1.1\r\nHost: localhost\r\nVia: 1.1 front\r\nContent-Length: 2\r\n\r\n"
+                % path
+            )
             reply = await ask(proxy.port, head + b"{}")
             assert reply.status == 502
             said = b" ".join([*(value for _, value in reply.headers), reply.body])

@@ -1,4 +1,5 @@
-"""Recorded runs, turn by turn, through the real server in front of the strict upstream, at the default policy.
+"""Recorded runs, turn by turn, through the real server in front of the strict upstream, at the
+default policy.
 
 No refusal, a prefix that stands still between events, few events, every moved byte readable.
 """
@@ -28,7 +29,8 @@ from tests.transcripts import Run, load, needed, requests_of
 pytestmark = needed
 
 SWEPT = 3
-"""Of so many runs of a source, the sweep takes one; tests/requests/test_counts.py plans and renders others."""
+"""Of so many runs of a source, the sweep takes one; tests/requests/test_counts.py plans and renders
+others."""
 LONG = 25_000
 SOURCES = ("deerflow", "livemcpbench", "moatless-claude35", "openhands-multi-swe", "super-gpt4o", "sweagent-claude35",
            "whowhen-magentic-one")  # fmt: skip
@@ -41,7 +43,8 @@ ALL = {"max_retrieved_tokens": 100_000_000, "max_rounds": 64}
 
 
 class Model:
-    """Answers `ok`; asked for a snapshot, it writes one; told to, it reads every file that it sees a reference to."""
+    """Answers `ok`; asked for a snapshot, it writes one; told to, it reads every file that it sees
+    a reference to."""
 
     def __init__(self) -> None:
         self.reading = False
@@ -57,12 +60,21 @@ class Model:
             return text(SNAPSHOT)
         if last["role"] == "tool" and self.reading:
             self._take(request.messages)
-        paths = [path for path in references(request.messages) if path not in self.read] if self.reading else []
-        [name] = [one for one in ("offload_read_file", "read_file") if one in request.tool_names][:1] or ["none"]
+        paths = (
+            [path for path in references(request.messages) if path not in self.read]
+            if self.reading
+            else []
+        )
+        [name] = [one for one in ("offload_read_file", "read_file") if one in request.tool_names][
+            :1
+        ] or ["none"]
         return calls(*((name, {"path": path}) for path in paths[:AT_ONCE])) if paths else text("ok")
 
     def _take(self, messages: list[Any]) -> None:
-        asked = {call["id"]: json.loads(call["function"]["arguments"]) for call in messages_calls(messages)}
+        asked = {
+            call["id"]: json.loads(call["function"]["arguments"])
+            for call in messages_calls(messages)
+        }
         for message in messages:
             path = asked.get(message.get("tool_call_id"), {}).get("path", "")
             if path.startswith("/context_store/"):
@@ -76,8 +88,11 @@ def messages_calls(messages: list[Any]) -> list[Any]:
 
 
 def references(messages: list[Any]) -> list[str]:
-    """Paths that the model is told of. A look-alike in a recorded text is not ours: those never had our directory."""
-    found = [path for message in messages for path in REFERENCE.findall(str(message.get("content")))]
+    """Paths that the model is told of. A look-alike in a recorded text is not ours: those never had
+    our directory."""
+    found = [
+        path for message in messages for path in REFERENCE.findall(str(message.get("content")))
+    ]
     return sorted({path for path in found if path.startswith("/context_store/")})
 
 
@@ -95,7 +110,8 @@ def up(model: Model) -> Iterator[StrictUpstream]:
 
 @pytest.fixture(scope="module")
 def proxy(up: StrictUpstream) -> Iterator[Proxy]:
-    prices = {"cached_read": 0.1, "cache_write": 1.25}  # for no known host; reading a local cache is free
+    # for no known host; reading a local cache is free
+    prices = {"cached_read": 0.1, "cache_write": 1.25}
     offload = {"compress": {"wait": "always"}, **prices}
     policy = {"upstream": {"base_url": up.url}, "offload": offload, "tools": ALL}
     with spawned({"default": policy}) as one:
@@ -112,7 +128,10 @@ def planned(run: Run, offload: Offload) -> Plan:
     """The plan for the run's last request."""
     last = list(bodies(run))[-1]["messages"]
     raws = [json.dumps(message).encode() for message in last]
-    measured = [CHAT.read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
+    measured = [
+        CHAT.read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o"))
+        for raw in raws
+    ]
     tools = 0 if run.tools else OUR_TOOLS_TOKENS
     return History(Terms("gpt-4o", offload, Room(), tools)).extended(measured).plan()
 
@@ -129,13 +148,17 @@ def test_a_recorded_run_replays_without_loss_or_unexplained_break(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("source", SOURCES)
-def test_more_recorded_runs_replay(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
+def test_more_recorded_runs_replay(
+    source: str, up: StrictUpstream, proxy: Proxy, model: Model
+) -> None:
     runs = sorted(load(LONG, source), key=lambda run: run.total_tokens)
     _replay_all(runs[SWEPT::SWEPT], up, proxy, model)
 
 
 def _replay_all(runs: list[Run], up: StrictUpstream, proxy: Proxy, model: Model) -> None:
-    with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, verify=PLAIN) as client:
+    with httpx.Client(
+        base_url=proxy.url, headers={"authorization": "Bearer k"}, verify=PLAIN
+    ) as client:
         for run in runs:
             _replay(run, up, client, model)
 
@@ -149,10 +172,16 @@ def _replay(run: Run, up: StrictUpstream, client: httpx.Client, model: Model) ->
         reply = client.post("/chat/completions", json=body)
         assert reply.status_code == 200, (run.id, number, reply.text[:500])
     assert not up.refusals
-    sent = [one for one in up.chats if one.messages[-1]["role"] != "user" or "scratchpad" not in str(one.messages[-1])]
+    sent = [
+        one
+        for one in up.chats
+        if one.messages[-1]["role"] != "user" or "scratchpad" not in str(one.messages[-1])
+    ]
     turns = sent[: len(requests)]
     plan = planned(run, Offload())
-    broken = sum(not _is_prefix(one.raw_messages, other.raw_messages) for one, other in pairwise(turns))
+    broken = sum(
+        not _is_prefix(one.raw_messages, other.raw_messages) for one, other in pairwise(turns)
+    )
     assert broken <= len(plan.events), run.id
     assert len(plan.events) <= 15, run.id
     _check_read_back(run, model)
@@ -168,7 +197,9 @@ def _is_prefix(earlier: list[bytes], later: list[bytes]) -> bool:
 
 def _check_read_back(run: Run, model: Model) -> None:
     """Every reference in the last request led to the very text that the agent had sent."""
-    texts = {message["content"] for message in run.messages if isinstance(message.get("content"), str)}
+    texts = {
+        message["content"] for message in run.messages if isinstance(message.get("content"), str)
+    }
     for path, content in model.read.items():
         if "compressed_group" in path:
             assert content.startswith("### ")

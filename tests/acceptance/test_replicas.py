@@ -1,7 +1,9 @@
-"""Replicas are interchangeable: a recorded run over several of them sends upstream what one process alone sends.
+"""Replicas are interchangeable: a recorded run over several of them sends upstream what one process
+alone sends.
 
-The model is scripted: it answers what the recorded one answered, after a round of our tools, or with a call of ours
-among the client's, so that there are hidden rounds to be remembered as well as snapshots.
+The model is scripted: it answers what the recorded one answered, after a round of our tools, or
+with a call of ours among the client's, so that there are hidden rounds to be remembered as well as
+snapshots.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ KILLS = 10
 
 
 class Turn:
-    """One request of the recorded agent and the reply that it got. Its number goes along as `user`."""
+    """One request of the recorded agent and the reply that it got. Its number goes along as
+    `user`."""
 
     def __init__(self, number: int, messages: list[Json], tools: list[Json], reply: Json) -> None:
         self.number = number
@@ -50,15 +53,29 @@ class Turn:
             (call["function"]["name"], call["function"]["arguments"], call["id"])
             for call in reply.get("tool_calls") or ()
         ]
-        self.body = {"model": "gpt-4o", "messages": messages, "tools": tools, "user": f"turn-{number}"}
+        self.body = {
+            "model": "gpt-4o",
+            "messages": messages,
+            "tools": tools,
+            "user": f"turn-{number}",
+        }
         self.body |= {"stream": True} if number % 2 else {}
 
     def model(self, request: Recorded) -> Message:
-        """The recorded reply; where our tools can be called, in every third turn after a round of them, or with one."""
+        """The recorded reply; where our tools can be called, in every third turn after a round of
+        them, or with one."""
         ours = [name for name in request.tool_names if name.endswith("grep")][-1:]
-        if ours and self.number % 3 == 0 and not any(_is_answer(message, self.number) for message in request.messages):
+        if (
+            ours
+            and self.number % 3 == 0
+            and not any(_is_answer(message, self.number) for message in request.messages)
+        ):
             return calls((ours[0], {"pattern": f"turn {self.number}|error"}, f"ours-{self.number}"))
-        among = [(ours[0], {"pattern": "def "}, f"ours-{self.number}")] if ours and self.number % 3 == 1 else []
+        among = (
+            [(ours[0], {"pattern": "def "}, f"ours-{self.number}")]
+            if ours and self.number % 3 == 1
+            else []
+        )
         if not self.calls:
             return text(self.content)
         return mixed(self.content, *self.calls, *among)
@@ -72,7 +89,9 @@ def _is_answer(message: Json, number: int) -> bool:
 def turns() -> tuple[Turn, ...]:
     run = one(RUN)
     made = [(messages, reply) for messages, reply in requests_of(run) if messages]
-    return tuple(Turn(number, messages, run.tools, reply) for number, (messages, reply) in enumerate(made))
+    return tuple(
+        Turn(number, messages, run.tools, reply) for number, (messages, reply) in enumerate(made)
+    )
 
 
 def model(request: Recorded) -> Message:
@@ -90,12 +109,22 @@ def _turn_of(request: Recorded) -> int:
 
 
 def ask(url: str, turn: Turn) -> tuple[str, list[tuple[str, str, str]]]:
-    """The visible reply: text and calls. Raises httpx.TransportError where it does not come or breaks off."""
-    reply = httpx.post(f"{url}/chat/completions", json=turn.body, headers={"authorization": "Bearer k"}, verify=PLAIN)
+    """The visible reply: text and calls. Raises httpx.TransportError where it does not come or
+    breaks off."""
+    reply = httpx.post(
+        f"{url}/chat/completions",
+        json=turn.body,
+        headers={"authorization": "Bearer k"},
+        verify=PLAIN,
+    )
     assert reply.status_code == 200, reply.text[:500]
-    message = (folded(reply.content) if turn.body.get("stream") else reply.json()["choices"][0])["message"]
+    message = (folded(reply.content) if turn.body.get("stream") else reply.json()["choices"][0])[
+        "message"
+    ]
     called = [(call["function"], call["id"]) for call in message.get("tool_calls") or ()]
-    return message["content"] or "", [(function["name"], function["arguments"], id) for function, id in called]
+    return message["content"] or "", [
+        (function["name"], function["arguments"], id) for function, id in called
+    ]
 
 
 # What went upstream
@@ -120,7 +149,8 @@ def up(up: StrictUpstream) -> StrictUpstream:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[int, list[bytes]]:
-    """What a single process with a new store sends: with summaries, hidden rounds and mixed turns."""
+    """What a single process with a new store sends: with summaries, hidden rounds and mixed
+    turns."""
     with StrictUpstream() as up:
         up.respond(model)
         with served(policies(up)) as proxy:
@@ -131,8 +161,14 @@ def expected() -> dict[int, list[bytes]]:
     assert sum(b"scratchpad" in body for body in bodies) == 2, "summaries"
     assert sum(len(turn) > 1 for turn in sent.values()) > 8, "internal rounds"
     last = json.loads(sent[len(turns()) - 1][-1])["messages"]
-    hidden = [message["tool_call_id"] for message in last if str(message.get("tool_call_id")).startswith("ours-")]
-    assert {int(one.removeprefix("ours-")) % 3 for one in hidden} == {0, 1}, "put back: internal rounds and mixed turns"
+    hidden = [
+        message["tool_call_id"]
+        for message in last
+        if str(message.get("tool_call_id")).startswith("ours-")
+    ]
+    assert {int(one.removeprefix("ours-")) % 3 for one in hidden} == {0, 1}, (
+        "put back: internal rounds and mixed turns"
+    )
     return sent
 
 
@@ -152,7 +188,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_two_replicas_send_what_one_process_sends(
     up: StrictUpstream, spawn: Callable[..., Proxy], store: str, expected: dict[int, list[bytes]]
 ) -> None:
-    replicas = [spawn(policies(up), flags=[f"--store={store}"], environment=S3_KEYS) for _ in range(2)]
+    replicas = [
+        spawn(policies(up), flags=[f"--store={store}"], environment=S3_KEYS) for _ in range(2)
+    ]
     balancer = random.Random(5)
     used = [balancer.choice(replicas) for _ in turns()]
     for turn, replica in zip(turns(), used, strict=True):
@@ -203,7 +241,8 @@ def killing(replica: Replica, seconds: float) -> Iterator[None]:
 
 
 def persist(turn: Turn, replicas: Sequence[Replica]) -> tuple[Any, int]:
-    """Return the reply and the number of retries, each at the next replica, as with any load balancer."""
+    """Return the reply and the number of retries, each at the next replica, as with any load
+    balancer."""
     for attempt, replica in enumerate((*replicas, *replicas)):
         try:
             return ask(replica.proxy.url, turn), attempt
@@ -217,7 +256,8 @@ def test_killing_a_replica_repeatedly_changes_no_request(
     up: StrictUpstream, tmp_path: Path, expected: dict[int, list[bytes]]
 ) -> None:
     chance, retries = random.Random(7), 0
-    # Behind the first event, where there are records: a replica without them would send something else.
+    # Behind the first event, where there are records: a replica without them would send something
+    # else.
     killed_at = sorted(chance.sample(range(len(turns()) - 20, len(turns())), KILLS))
     with redis_server(tmp_path) as redis, ExitStack() as held:
 

@@ -1,7 +1,8 @@
-"""slowhttptest (https://github.com/shekyan/slowhttptest, in Debian) against the server: the others are served on.
+"""slowhttptest (https://github.com/shekyan/slowhttptest, in Debian) against the server: the others
+are served on.
 
-It opens many connections that are slow in one way for some seconds, and asks on another one whether the service is
-still available. We ask as well, all the time.
+It opens many connections that are slow in one way for some seconds, and asks on another one whether
+the service is still available. We ask as well, all the time.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from tests.clock import soon
 from tests.serving import served
 from tests.wire import ask, replying, upstream
 
-pytestmark = pytest.mark.skipif(not shutil.which("slowhttptest"), reason="needs slowhttptest (Debian)")
+pytestmark = pytest.mark.skipif(
+    not shutil.which("slowhttptest"), reason="needs slowhttptest (Debian)"
+)
 
 CONNECTIONS, SECONDS = 200, 4
 
 PROBE = 60
-"""Seconds after which the tool says that the service is not available: more than its attack, as the machine may be
-busy. Our own requests would wait for those of the attackers as well."""
+"""Seconds after which the tool says that the service is not available: more than its attack, as the
+machine may be busy. Our own requests would wait for those of the attackers as well."""
 
 SLOW = {
     "heads": ("-H", "-i", "1", "-t", "GET"),

@@ -1,4 +1,5 @@
-"""A Redis that fails in every possible way: the real proxy still serves its clients, and quickly."""
+"""A Redis that fails in every possible way: the real proxy still serves its clients, and
+quickly."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.serving import PLAIN, Proxy, tight
 from tests.stores.engines import Process, redis_server
 
 ASKED = 12
-"""Requests after the fault; `tests/stores/test_guarded.py` shows that none waits for longer than the budget."""
+"""Requests after the fault; `tests/stores/test_guarded.py` shows that none waits for longer than
+the budget."""
 
 BUDGET = 0.2
 """Seconds that a request may wait for the store once that has failed; by default it is one."""
@@ -46,7 +48,9 @@ class Server:
         self._ask("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes")
 
     def _ask(self, *commands: str) -> None:
-        with redis_client.Redis(port=self.process.port, socket_timeout=5, single_connection_client=True) as client:
+        with redis_client.Redis(
+            port=self.process.port, socket_timeout=5, single_connection_client=True
+        ) as client:
             for command in commands:
                 client.execute_command(*command.split())
 
@@ -85,7 +89,9 @@ def ask(proxy: Proxy, number: int) -> bool:
 
 def store_errors(proxy: Proxy) -> dict[str, float]:
     page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
-    found = re.findall(r'^offload_store_errors_total{fault="(\S+?)",operation="(\S+?)"} (\S+)$', page, re.MULTILINE)
+    found = re.findall(
+        r'^offload_store_errors_total{fault="(\S+?)",operation="(\S+?)"} (\S+)$', page, re.MULTILINE
+    )
     return {f"{operation}:{fault}": float(times) for fault, operation, times in found}
 
 
@@ -112,11 +118,16 @@ def test_a_failed_store_delays_requests_briefly_and_is_logged_once(
     monkeypatch.setattr(Guarded, "visit", lambda guarded, seconds=BUDGET: Visit(guarded, seconds))
     with caplog.at_level(logging.WARNING):
         assert all(ask(proxy, number) for number in range(1, 1 + ASKED))
-        wait_until(lambda: store_errors(proxy).get(counted, 0) > 0)  # writes go on after their requests' replies
+        # writes go on after their requests' replies
+        wait_until(lambda: store_errors(proxy).get(counted, 0) > 0)
     if fault is not Server.full:  # which answers reads
         wait_until(lambda: store_errors(proxy).get("get:open", 0) > 0)
         assert store_errors(proxy)[counted] < ASKED, "the breaker leaves it alone"
-    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("store: ")]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("store: ")
+    ]
     kinds = [message.split(": ")[1] for message in said]
     assert said and len(kinds) == len(set(kinds)), said
 
@@ -143,7 +154,8 @@ TURNS, CONVERSATIONS, RESTARTS = 12, 2, 4
 
 
 def conversed(proxy: Proxy, turn: Callable[[int], None]) -> None:
-    """Have conversations in which each turn has a hidden round. `turn` is called before each of them."""
+    """Have conversations in which each turn has a hidden round. `turn` is called before each of
+    them."""
     histories = []
     for number in range(CONVERSATIONS):
         messages = history()
@@ -154,7 +166,10 @@ def conversed(proxy: Proxy, turn: Callable[[int], None]) -> None:
         for messages in histories:
             body = {"model": "m", "messages": messages, "tools": [TOOL]}
             reply = proxy.post("/v1/chat/completions", body, key="").json()
-            messages += [reply["choices"][0]["message"], {"role": "user", "content": f"And now, turn {number}?"}]
+            messages += [
+                reply["choices"][0]["message"],
+                {"role": "user", "content": f"And now, turn {number}?"},
+            ]
 
 
 def sent(up: StrictUpstream) -> list[list[bytes]]:
@@ -164,13 +179,16 @@ def sent(up: StrictUpstream) -> list[list[bytes]]:
     def renamed(found: re.Match[bytes]) -> bytes:
         return names.setdefault(found[0], b"call-%d" % len(names))
 
-    return [[re.sub(rb"call_\w+", renamed, raw) for raw in request.raw_messages] for request in up.chats]
+    return [
+        [re.sub(rb"call_\w+", renamed, raw) for raw in request.raw_messages] for request in up.chats
+    ]
 
 
 def test_restarts_of_redis_change_no_request_of_conversations_that_this_process_has(
     serve: Callable[..., Proxy], redis: Server
 ) -> None:
-    """What could not be written is kept, so every request is what it would be with a store that never fails."""
+    """What could not be written is kept, so every request is what it would be with a store that
+    never fails."""
 
     def restart(number: int) -> None:
         if number % 3 == 1 and number // 3 < RESTARTS:
@@ -179,7 +197,10 @@ def test_restarts_of_redis_change_no_request_of_conversations_that_this_process_
             redis.process.start()
 
     requests = []
-    for store, turn in ((None, lambda number: None), (f"redis://127.0.0.1:{redis.process.port}/0", restart)):
+    for store, turn in (
+        (None, lambda number: None),
+        (f"redis://127.0.0.1:{redis.process.port}/0", restart),
+    ):
         with StrictUpstream() as up:
             up.respond(_finds_the_code)
             given = {"store": store} if store else {}
@@ -190,4 +211,6 @@ def test_restarts_of_redis_change_no_request_of_conversations_that_this_process_
     assert len(requests[0]) == 2 * TURNS * CONVERSATIONS
     assert requests[1] == requests[0]
     with redis_client.Redis(port=redis.process.port) as client:  # they are put again
-        wait_until(lambda: len({*client.scan_iter(match="*/rounds/*")}) == 2 * TURNS * CONVERSATIONS)
+        wait_until(
+            lambda: len({*client.scan_iter(match="*/rounds/*")}) == 2 * TURNS * CONVERSATIONS
+        )

@@ -19,7 +19,9 @@ CONNECTIONS = 12
 @pytest.mark.parametrize("cases", [60, pytest.param(400, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("seed", [1, 2], ids=["strangers are served", "strangers are refused"])
 def test_nobody_can_harm_the_honest_client(seed: int, cases: int) -> None:
-    figures = asyncio.run(run(Plan(seed, cases=cases, connections=CONNECTIONS, strangers=bool(seed % 2))))
+    figures = asyncio.run(
+        run(Plan(seed, cases=cases, connections=CONNECTIONS, strangers=bool(seed % 2)))
+    )
     assert not figures.violations, "\n".join([*figures.lines(), *figures.violations[:5]])
     assert figures.cases.total() == cases
     assert set(figures.cases) == set(KINDS)

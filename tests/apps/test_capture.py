@@ -1,4 +1,5 @@
-"""Captures: what is written, for whom, how much, and that requests and other records never wait for it."""
+"""Captures: what is written, for whom, how much, and that requests and other records never wait for
+it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from tests.sdks import redis as redis_client
 from tests.stores.engines import redis_server
 
 POLICY = Policy(tenant="acme", capture=True)
-BODY = b'{\r\n "model": "m",\n "messages": [{"role": "user", "content": "a \\n \\ud83d \xc3\xa9"}]\n}'
+BODY = (
+    b'{\r\n "model": "m",\n "messages": [{"role": "user", "content": "a \\n \\ud83d \xc3\xa9"}]\n}'
+)
 NAMESPACE = "acme-0123456789abcdef"
 OUTCOME = Outcome(
     request_id="req_1",
@@ -111,11 +114,19 @@ async def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
     billed, changed = replayed(found)
     assert billed.chat is not None and json.loads(billed.chat.body) == json.loads(BODY)
     assert billed.said is not None and (billed.said.prompt, billed.said.cached) == (100, 40)
-    assert changed.chat is not None and changed.said is None, "what was billed is not the client's request"
+    assert changed.chat is not None and changed.said is None, (
+        "what was billed is not the client's request"
+    )
     assert billed.caller == changed.caller == NAMESPACE
     about = json.loads(found[0])
-    assert (about["custom_id"], about["tenant"], about["url"]) == ("req_1", "acme", "/v1/chat/completions")
-    assert all(value.index(b"\n") == len(value) - 1 for value in found), "one line, so that files can be joined"
+    assert (about["custom_id"], about["tenant"], about["url"]) == (
+        "req_1",
+        "acme",
+        "/v1/chat/completions",
+    )
+    assert all(value.index(b"\n") == len(value) - 1 for value in found), (
+        "one line, so that files can be joined"
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +195,7 @@ def failing(number: int) -> Callable[..., bool]:
     return put
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -212,7 +223,9 @@ async def test_captures_stay_within_their_room_at_the_cost_of_whichever_tenant_h
     assert times == sorted(times) and times[-1].startswith("2001-09-09T01:47:42"), "the oldest go"
 
 
-async def test_small_captures_count_as_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_small_captures_count_as_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or there would be more of them than a listing can hold."""
     monkeypatch.setattr(capture, "LEAST", 1_000)
     async with capturing(tmp_path, 16_000) as world:
@@ -250,7 +263,7 @@ async def test_captures_end_with_their_tenants_retention(tmp_path: Path) -> None
         assert await sweep(world.store, lambda namespace: -1.0) == 1
 
 
-# -- captures go first when room is short ------------------------------------------------------------------------------
+# -- captures go first when room is short ----------------------------------------------------------
 
 
 async def room_is_short(world: World, work: Callable[[], Awaitable[Put]]) -> None:
@@ -265,7 +278,9 @@ async def room_is_short(world: World, work: Callable[[], Awaitable[Put]]) -> Non
     assert sum((await world.sizes()).values()) < before
 
 
-async def test_a_folder_without_room_gives_up_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_without_room_gives_up_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Folder.put
 
     def put(folder: Folder, key: str, value: bytes, *, sync: bool = True) -> bool:
@@ -305,7 +320,9 @@ async def test_a_capture_for_which_there_is_no_room_takes_the_place_of_older_one
         assert len(await captured(world.store, None)) == 5
 
 
-async def test_a_redis_without_memory_gives_up_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redis_without_memory_gives_up_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as server:
         async with capturing(f"redis://127.0.0.1:{server.port}/0", 64 << 20) as world:
             monkeypatch.setattr(world.process, "parts", [world.captures])
@@ -315,7 +332,9 @@ async def test_a_redis_without_memory_gives_up_captures(tmp_path: Path, monkeypa
             with redis_client.Redis(port=server.port) as client:
                 client.config_set("maxmemory", client.info("memory")["used_memory"])
             visit = world.process.services.store.visit
-            await room_is_short(world, lambda: visit().put(f"{NAMESPACE}/rounds/1", bytes(100), keep=False))
+            await room_is_short(
+                world, lambda: visit().put(f"{NAMESPACE}/rounds/1", bytes(100), keep=False)
+            )
 
 
 async def test_a_store_that_cannot_delete_is_not_asked_again_and_again(

@@ -36,7 +36,9 @@ def capturing(up: StrictUpstream, serve: Callable[..., Proxy]) -> Proxy:
     return serve({"default": tight(up.url, capture=True)}, capture=64 << 20)
 
 
-def ask(proxy: Proxy, up: StrictUpstream, body: Any = BODY, key: str = SECRET, **headers: str) -> None:
+def ask(
+    proxy: Proxy, up: StrictUpstream, body: Any = BODY, key: str = SECRET, **headers: str
+) -> None:
     """Ask, and wait until the request is captured."""
     before = len(files(proxy))
     up.script(text("Yes."))
@@ -66,13 +68,19 @@ def test_requests_are_captured_without_a_credential_and_replayed(
 
 
 def test_captures_are_one_callers_and_are_forgotten_with_it(
-    capturing: Proxy, up: StrictUpstream, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capturing: Proxy,
+    up: StrictUpstream,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("proxy.cli.store.SETTLED", 0.0)
     store = ["--store", str(capturing.store)]
     for key in ("one", "two", "two"):
         ask(capturing, up, key=key, **{"x-offload": "observe"})
-    one, two = sorted({file.parent.parent.name for file in files(capturing)}, key=lambda name: counted(capturing, name))
+    one, two = sorted(
+        {file.parent.parent.name for file in files(capturing)},
+        key=lambda name: counted(capturing, name),
+    )
     for namespace, requests in ((one, 1), (two, 2)):
         assert main(["replay", "--json", *store, "--namespace", namespace]) == OK
         assert json.loads(capsys.readouterr().out)["requests"] == requests
@@ -94,7 +102,12 @@ def test_no_tool_and_no_operation_reaches_a_capture(
     ask(capturing, up)
     [file] = files(capturing)
     namespace = file.parent.parent.name
-    paths = file.name, f"captures/{file.name}", f"../captures/{file.name}", f"/{namespace}/captures/{file.name}"
+    paths = (
+        file.name,
+        f"captures/{file.name}",
+        f"../captures/{file.name}",
+        f"/{namespace}/captures/{file.name}",
+    )
     for path in paths:
         found = operation(capturing, "/read_file", absolute_path=path)
         assert not found["success"] and WORD not in str(found), path
@@ -106,7 +119,10 @@ def test_no_tool_and_no_operation_reaches_a_capture(
     assert main([*recall, file.name]) == FAILED
     assert "Look for" not in capsys.readouterr().out
     question = {"role": "user", "content": f"Read {file.name}"}
-    asked = {**BODY, "messages": [*chat("d", LONG), {"role": "assistant", "content": "Seen."}, question]}
+    asked = {
+        **BODY,
+        "messages": [*chat("d", LONG), {"role": "assistant", "content": "Seen."}, question],
+    }
     ask(capturing, up, asked)
     assert WORD not in str(up.requests[-1].body), "not even where a request quotes its name"
 

@@ -1,4 +1,5 @@
-"""`offload-proxy recall`: a thin client of the running proxy, or a look into the store without one."""
+"""`offload-proxy recall`: a thin client of the running proxy, or a look into the store without
+one."""
 
 from __future__ import annotations
 
@@ -40,19 +41,23 @@ def test_it_lists_sessions_and_their_texts(kept: Kept, run: Run) -> None:
 def test_it_searches_and_exits_like_grep(kept: Kept, run: Run) -> None:
     code, out, _ = run("--grep", "vault")
     assert code == 0 and FACT in out and kept.reference.rpartition("/")[2] in out
-    assert run("--grep", "vault", "--session", "0" * 16)[0] == run("--grep", "no such words")[0] == 1
+    assert (
+        run("--grep", "vault", "--session", "0" * 16)[0] == run("--grep", "no such words")[0] == 1
+    )
 
 
 def test_it_writes_a_text_as_it_is(kept: Kept, run: Run) -> None:
     assert run(kept.reference) == (0, dict(LOGS)["/logs/0.log"], "")
 
 
-def test_the_key_may_come_on_standard_input(kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_may_come_on_standard_input(
+    kept: Kept, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("alice\n"))
     assert FACT in run("--grep", "vault", key="")[1]
 
 
-# -- without a proxy ---------------------------------------------------------------------------------------------------
+# -- without a proxy -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -103,7 +108,7 @@ def test_what_goes_wrong_in_the_store_is_told(
     assert (done, out) == (code, "") and words in errors
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,13 +138,19 @@ def test_what_goes_wrong_is_told(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (httpx.Response(502, html="<h1>Bad gateway</h1>"), "answered 502, and not as an offload-proxy"),
+        (
+            httpx.Response(502, html="<h1>Bad gateway</h1>"),
+            "answered 502, and not as an offload-proxy",
+        ),
         (httpx.Response(200, json=["sessions"]), "answered 200, and not as an offload-proxy"),
         (httpx.RemoteProtocolError("cut off"), "cut off; is the proxy there?"),
     ],
 )
 def test_what_is_no_proxy_of_ours_is_told_from_one(
-    answer: httpx.Response | Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    answer: httpx.Response | Exception,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("OFFLOAD_API_KEY", "alice")
     with respx.mock(base_url="https://proxy.example/team") as there:
@@ -152,4 +163,8 @@ def test_what_is_no_proxy_of_ours_is_told_from_one(
 
 def test_a_session_that_is_not_there(run: Run) -> None:
     for session in ("zzzz", "0" * 16):
-        assert run("--session", session) == (1, "", f"offload-proxy: no session begins with {session}\n")
+        assert run("--session", session) == (
+            1,
+            "",
+            f"offload-proxy: no session begins with {session}\n",
+        )

@@ -1,4 +1,5 @@
-"""A share of requests is asked again as it was sent and as it came, and only what the model does next is compared."""
+"""A share of requests is asked again as it was sent and as it came, and only what the model does
+next is compared."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class World:
 
     @property
     def rows(self) -> list[Json]:
-        return [row for row in dashboard(self.proxy, "requests?outcome=other") if row["kind"] == "verify"]
+        return [
+            row
+            for row in dashboard(self.proxy, "requests?outcome=other")
+            if row["kind"] == "verify"
+        ]
 
     def same(self) -> tuple[int, int, int, int]:
         wait_until(lambda: bool(self.rows))
@@ -54,7 +59,9 @@ def soon_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def world(answer: Answer, name: str = "chat", folder: Path | None = None, **offload: Any) -> Iterator[World]:
+def world(
+    answer: Answer, name: str = "chat", folder: Path | None = None, **offload: Any
+) -> Iterator[World]:
     asked: list[Asked] = []
 
     def model(one: Asked) -> Message:
@@ -65,7 +72,9 @@ def world(answer: Answer, name: str = "chat", folder: Path | None = None, **offl
         upstream.respond(api(name, model))
         policy = tight(upstream.url, offload=PRICED | offload)
         assert folder
-        with served({"default": policy}, dashboard=folder / "rows.db", store=folder / "store") as proxy:
+        with served(
+            {"default": policy}, dashboard=folder / "rows.db", store=folder / "store"
+        ) as proxy:
             yield World(proxy, asked, upstream)
 
 
@@ -155,7 +164,9 @@ def test_the_client_does_not_wait(tmp_path: Path) -> None:
         {"max_total_tokens": 10**6},
     ],
 )
-def test_it_asks_nothing_again_without_a_share_money_or_a_plan(offload: Json, tmp_path: Path) -> None:
+def test_it_asks_nothing_again_without_a_share_money_or_a_plan(
+    offload: Json, tmp_path: Path
+) -> None:
     with world(steady, "chat", tmp_path, **offload) as made:
         ask(made.proxy, "chat", LOGS, "And?")
         ask(made.proxy, "chat", LOGS[:4], "Again?")
@@ -200,7 +211,13 @@ def test_the_first_page_shows_it_with_its_noise(tmp_path: Path) -> None:
         found = dashboard(made.proxy, "savings?period=day")["verified"]
         assert made.proxy.metric("verified_whole_tools_total", 'tenant="default"') == 1
         assert made.proxy.metric("requests_total", 'dialect="chat",kind="verify",status="200"') == 1
-    assert found == {"asked": 1, "again_tools": 1, "again_exact": 1, "whole_tools": 1, "whole_exact": 0}
+    assert found == {
+        "asked": 1,
+        "again_tools": 1,
+        "again_exact": 1,
+        "whole_tools": 1,
+        "whole_exact": 0,
+    }
 
 
 def test_a_tenants_money_is_its_own_and_comes_back_the_next_day() -> None:

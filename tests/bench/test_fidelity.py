@@ -8,7 +8,18 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, homes, table, unread, visible
+from bench.fidelity import (
+    KINDS,
+    Reading,
+    canaries,
+    examined,
+    facts,
+    facts_in,
+    homes,
+    table,
+    unread,
+    visible,
+)
 from bench.visibility import Sent, replay, synthetic
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
@@ -67,7 +78,9 @@ def test_a_text_that_was_never_moved_is_not_found(sent: Sent) -> None:
         (GROUP, ["one", "two"], "### 1 user\none", 1),
     ],
 )
-def test_text_missing_in_a_file_counts_as_lost(path: str, told: list[str], file: str, lost: int) -> None:
+def test_text_missing_in_a_file_counts_as_lost(
+    path: str, told: list[str], file: str, lost: int
+) -> None:
     assert len(unread({path: told}, {path: file}.__getitem__)) == lost
 
 
@@ -77,7 +90,11 @@ def test_text_missing_in_a_file_counts_as_lost(path: str, told: list[str], file:
         ("took 1,204.5 ms, 3 times; v1.2", "numbers", {"1,204.5", "3"}),
         ("see /var/log/app.log and src/main.py", "paths", {"/var/log/app.log", "src/main.py"}),
         ("https://example.org/a?b", "paths", {"https://example.org/a"}),
-        ("max_tokens of gpt4 by camelCase words", "identifiers", {"max_tokens", "gpt4", "camelCase"}),
+        (
+            "max_tokens of gpt4 by camelCase words",
+            "identifiers",
+            {"max_tokens", "gpt4", "camelCase"},
+        ),
     ],
 )
 def test_facts_are_numbers_paths_and_identifiers(text: str, kind: str, expected: set[str]) -> None:
@@ -86,14 +103,20 @@ def test_facts_are_numbers_paths_and_identifiers(text: str, kind: str, expected:
 
 def test_facts_are_attributed_to_results_first_and_shares_count_by_kind() -> None:
     known = facts({GROUP: ["1 2"], RESULT: ["2 3"]})
-    assert known == {kind: {} for kind in KINDS} | {"numbers": {"2": RESULT, "3": RESULT, "1": GROUP}}
+    assert known == {kind: {} for kind in KINDS} | {
+        "numbers": {"2": RESULT, "3": RESULT, "1": GROUP}
+    }
     shown = visible(known, "only 2, and 31")
     assert shown["numbers"] == pytest.approx(1 / 3)
     assert shown["paths"] == 1
 
 
 def test_canaries_are_facts_and_user_and_system_messages() -> None:
-    messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Go."}, {"role": "assistant"}]
+    messages = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant"},
+    ]
     made = canaries(facts({RESULT: ["7"]}), messages)
     assert [(one["type"], one["required_tokens"]) for one in made] == [
         ("fact", ["7"]),

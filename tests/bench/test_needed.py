@@ -9,12 +9,25 @@ import msgspec
 import pytest
 
 from bench import needed
-from bench.needed import MOVED, PREVIEW, SENT, Tally, facts_in, last_results, of_message, proxied, summary_only, table
+from bench.needed import (
+    MOVED,
+    PREVIEW,
+    SENT,
+    Tally,
+    facts_in,
+    last_results,
+    of_message,
+    proxied,
+    summary_only,
+    table,
+)
 from proxy.policy import Profile
 from tests.transcripts import Json, Run
 
 FACT = "the vault of bay seven opens with 774123 only"
-FILLER = "\n".join(f"nothing happened in hall {number}, as ever, and nobody was there" for number in range(400))
+FILLER = "\n".join(
+    f"nothing happened in hall {number}, as ever, and nobody was there" for number in range(400)
+)
 
 
 def run(age: int, said: str = "", arguments: Any = None, task: str = "Look.") -> Run:
@@ -30,7 +43,9 @@ def run(age: int, said: str = "", arguments: Any = None, task: str = "Look.") ->
         ]
     last: Json = {"role": "assistant", "content": said}
     if arguments is not None:
-        last["tool_calls"] = [{"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        last["tool_calls"] = [
+            {"id": "x", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        ]
     return Run("made up", "1", "m", [], [*messages, last], 0)
 
 
@@ -46,8 +61,15 @@ def test_a_text_has_facts_of_four_kinds() -> None:
 
 
 def test_arguments_are_read_as_what_they_say() -> None:
-    call = {"function": {"name": "edit", "arguments": json.dumps({"new": ["a\nthis line is one of the file's own"]})}}
-    assert ("quotes", "this line is one of the file's own") in of_message({"content": None, "tool_calls": [call]})
+    call = {
+        "function": {
+            "name": "edit",
+            "arguments": json.dumps({"new": ["a\nthis line is one of the file's own"]}),
+        }
+    }
+    assert ("quotes", "this line is one of the file's own") in of_message(
+        {"content": None, "tool_calls": [call]}
+    )
     call = {"function": {"name": "edit", "arguments": "no JSON but host_17"}}
     assert ("identifiers", "host_17") in of_message({"content": None, "tool_calls": [call]})
 
@@ -97,7 +119,9 @@ def test_what_the_model_said_itself_is_still_there() -> None:
 
 @pytest.mark.parametrize("name", ["old_str", "old_string", "search"])
 def test_an_edit_quotes_old_text_that_has_moved(name: str) -> None:
-    made = run(8, "", json.dumps({"edits": [{name: f"{FACT}\nnever read before, by anybody", "new": "x"}]}))
+    made = run(
+        8, "", json.dumps({"edits": [{name: f"{FACT}\nnever read before, by anybody", "new": "x"}]})
+    )
     found = tally(made, proxied(Profile.BALANCED))
     assert (found.edits, found.edits_moved) == (1, 1)
     assert tally(made, last_results(10**9)).edits_moved == 0
@@ -105,7 +129,9 @@ def test_an_edit_quotes_old_text_that_has_moved(name: str) -> None:
 
 def test_an_edit_quotes_old_text_between_markers() -> None:
     text = "<<<BEFORE_EDIT>>>\nthe line that was in the file\n<<<AFTER_EDIT>>>\nthe line that will be in the file"
-    assert needed.quoted(json.dumps({"content": text})) == {("quotes", "the line that was in the file")}
+    assert needed.quoted(json.dumps({"content": text})) == {
+        ("quotes", "the line that was in the file")
+    }
     assert not needed.quoted(json.dumps({"content": FACT}))
 
 

@@ -24,7 +24,9 @@ def test_there_are_forty_questions_of_five_kinds_with_one_answer_each() -> None:
     asked = [question for history in histories() for question in history.questions]
     assert len(asked) >= 40 and len({question.text for question in asked}) == len(asked)
     assert {question.kind for question in asked} == set(KINDS)
-    assert [history.questions for history in histories()] == [history.questions for history in histories()]
+    assert [history.questions for history in histories()] == [
+        history.questions for history in histories()
+    ]
     for history in histories():
         texts = "".join(document.text for document in history.documents)
         assert "[cleared]" in json.dumps(history.messages(dropped=True))
@@ -37,13 +39,20 @@ def test_every_call_was_answered_in_words_and_nothing_that_was_told_is_asked() -
     for history in histories():
         messages = history.messages()
         roles = [message["role"] for message in messages]
-        assert roles == ["system", *["user", "assistant", "tool", "assistant", "user", "assistant"] * 4]
+        assert roles == [
+            "system",
+            *["user", "assistant", "tool", "assistant", "user", "assistant"] * 4,
+        ]
         said = [
-            str(message["content"]) for message in messages if message["role"] == "assistant" and message["content"]
+            str(message["content"])
+            for message in messages
+            if message["role"] == "assistant" and message["content"]
         ]
         told = set(re.findall(r"K\d+", " ".join(said)))
         assert len(told) == len(said) == 8
-        assert not told & {key for question in history.questions for key in re.findall(r"K\d+", question.text)}
+        assert not told & {
+            key for question in history.questions for key in re.findall(r"K\d+", question.text)
+        }
 
 
 @pytest.mark.parametrize(
@@ -73,14 +82,23 @@ ASKING = ("Which", "Quote", "How many")
 
 
 def model(request: Recorded) -> Message:
-    """Answer from the results in the context, or else from what grep finds below the path that the question names."""
+    """Answer from the results in the context, or else from what grep finds below the path that the
+    question names."""
     messages = request.messages
     question = str(next(one["content"] for one in reversed(messages) if one["role"] == "user"))
     if not question.startswith(ASKING):
         return text(RECORD.format(fact=FACT))
     seen = "\n".join(str(message["content"]) for message in messages if message["role"] == "tool")
-    keys, paths = re.findall(r"K\d+", question), re.findall(r"(?:in|of) ([\w/.:]*[/.][\w/.:]*\w)", question)
-    if keys and keys[0] not in seen and "grep" in request.tool_names and messages[-1]["role"] == "user":
+    keys, paths = (
+        re.findall(r"K\d+", question),
+        re.findall(r"(?:in|of) ([\w/.:]*[/.][\w/.:]*\w)", question),
+    )
+    if (
+        keys
+        and keys[0] not in seen
+        and "grep" in request.tool_names
+        and messages[-1]["role"] == "user"
+    ):
         return calls(("grep", {"pattern": keys[0], "path": paths[0]}))
     found = re.findall(rf"{keys[0]}\W+(?:\d+- +\W)?(?:amount\W+)?(\d{{5,}})", seen) if keys else []
     return text(found[-1] if found else "It is not there.")
@@ -130,7 +148,9 @@ def test_facts_in_snapshots_are_counted(scores: dict[str, Score]) -> None:
 
 def test_raw_calls_and_empty_replies_are_counted() -> None:
     """Without a proxy, as it lets neither through."""
-    replies = iter(['{"name": "grep", "arguments": {"pattern": "x"}}', " "] * len(HISTORY.questions))
+    replies = iter(
+        ['{"name": "grep", "arguments": {"pattern": "x"}}', " "] * len(HISTORY.questions)
+    )
     with StrictUpstream() as up:
         up.respond(lambda request: text(next(replies)))
         with recording(up.url) as recorder, open(os.devnull, "w") as log:
@@ -139,14 +159,17 @@ def test_raw_calls_and_empty_replies_are_counted() -> None:
 
 
 def test_a_request_whose_client_has_left_is_given_up() -> None:
-    """A small server answers one after another: a summary that timed out would hold up all questions behind it."""
+    """A small server answers one after another: a summary that timed out would hold up all
+    questions behind it."""
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         recording(f"http://127.0.0.1:{server.getsockname()[1]}") as to,
     ):
         server.settimeout(PATIENCE)
         with socket.create_connection(("127.0.0.1", urlsplit(to.url).port)) as client:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}")
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}"
+            )
             asked, _ = server.accept()
         with asked:
             asked.settimeout(PATIENCE)
@@ -155,7 +178,9 @@ def test_a_request_whose_client_has_left_is_given_up() -> None:
     assert to.taken() == []
 
 
-def test_the_command_prints_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with StrictUpstream() as up:
         up.respond(model)
         arguments = ["readback", "--base-url", up.url, "--model", "m", "--conditions", "dropped"]

@@ -1,4 +1,5 @@
-"""Caches and replays against sequences computed by hand, and the default policy's savings on the recorded runs."""
+"""Caches and replays against sequences computed by hand, and the default policy's savings on the
+recorded runs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ import msgspec
 import pytest
 
 from bench import profiles, savings
-from bench.caches import BREAKPOINTS, FREE_READS, GPT_5_6, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
+from bench.caches import (
+    BREAKPOINTS,
+    FREE_READS,
+    GPT_5_6,
+    MODELS,
+    NO_CACHE,
+    PRICED,
+    THIRD_MARK,
+    Prompt,
+)
 from bench.replay import (
     OUTPUT_PRICE,
     READ_CALL,
@@ -39,7 +49,8 @@ BRIEF = 50
 
 
 def prompt(text: str) -> Prompt:
-    """`a:100 b:50*3`: segments by key, with their tokens and (one, where not said) blocks. The first is the head."""
+    """`a:100 b:50*3`: segments by key, with their tokens and (one, where not said) blocks. The
+    first is the head."""
     return Prompt(segment(word) for word in text.split())
 
 
@@ -51,7 +62,9 @@ def segment(word: str) -> tuple[str, int, int]:
 
 def run(text: str, tools: int = 0) -> Recorded:
     """`s:10 u:10 a:10 t:900`: roles with their tokens."""
-    items = [item(role, int(size)) for role, _, size in (word.partition(":") for word in text.split())]
+    items = [
+        item(role, int(size)) for role, _, size in (word.partition(":") for word in text.split())
+    ]
     points = [index for index, one in enumerate(items) if index and one.role is Role.ASSISTANT]
     return Recorded("run", "test", items, [1] * len(items), tools, [], points)
 
@@ -80,7 +93,7 @@ def offload(mode: Mode, **changes: object) -> Offload:
     return written.offload(mode=mode, **{**defaults, **changes})
 
 
-# -- caches -----------------------------------------------------------------------------------------------------------
+# -- caches ----------------------------------------------------------------------------------------
 
 LONG = "a:1000 b:100"
 SEQUENCES = {
@@ -100,7 +113,11 @@ SEQUENCES = {
     "16, reading free": (FREE_READS, [("a:100", 100), ("a:100 b:50", 54)]),
     "gpt-5.6: an entry is found however far back": (
         GPT_5_6,
-        [("s:2000 u:500", 2500 * 1.25), ("s:2000 u:500 t:200*30", 250 + 200 * 1.25), ("x:2000", 2500)],
+        [
+            ("s:2000 u:500", 2500 * 1.25),
+            ("s:2000 u:500 t:200*30", 250 + 200 * 1.25),
+            ("x:2000", 2500),
+        ],
     ),
     "none": (NO_CACHE, [("a:100", 100), ("a:100", 100)]),
     "breakpoints: written, then read": (
@@ -111,7 +128,10 @@ SEQUENCES = {
         BREAKPOINTS,
         [("s:2000 u:500", 2500 * 1.25), ("s:2000 x:300", 200 + 300 * 1.25)],
     ),
-    "breakpoints: too little is not written": (BREAKPOINTS, [("s:500 u:500", 1000), ("s:500 u:500 a:24", 1024 * 1.25)]),
+    "breakpoints: too little is not written": (
+        BREAKPOINTS,
+        [("s:500 u:500", 1000), ("s:500 u:500 a:24", 1024 * 1.25)],
+    ),
     "breakpoints: nothing but breakpoints is an entry": (
         BREAKPOINTS,
         [("s:100 u:2000 a:500", 2600 * 1.25), ("s:100 u:2000 x:500", 2600 * 1.25)],
@@ -142,16 +162,24 @@ def test_every_cache_model_is_tested() -> None:
 
 def test_output_counts_and_caches_are_cold_at_first() -> None:
     calls = [Call(prompt("a:100"), output=7), Call(prompt("a:100"))]
-    assert cost(calls, MODELS[FREE_READS]) == cost(calls, MODELS[FREE_READS]) == 100 + OUTPUT_PRICE * 7 + 4
+    assert (
+        cost(calls, MODELS[FREE_READS])
+        == cost(calls, MODELS[FREE_READS])
+        == 100 + OUTPUT_PRICE * 7 + 4
+    )
 
 
-# -- ways to send a run -----------------------------------------------------------------------------------------------
+# -- ways to send a run ----------------------------------------------------------------------------
 
 STEPS = "s:10 u:10 a:10 t:1500 a:10 t:30 a:10"
 
 
 def test_without_a_proxy_every_request_is_sent_whole() -> None:
-    assert sent(plainly, run(STEPS, tools=5)) == [(25, "client"), (1535, "client"), (1575, "client")]
+    assert sent(plainly, run(STEPS, tools=5)) == [
+        (25, "client"),
+        (1535, "client"),
+        (1575, "client"),
+    ]
     assert breaks(plainly(run(STEPS))) == 0
 
 
@@ -179,12 +207,18 @@ BEGUN = [(20, "client"), (2030, "client"), SUMMARISED]
         (2, [*BEGUN, (2080, "client"), (2140, "client")], 0),
     ],
 )
-def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, str]], broken: int) -> None:
+def test_an_event_waits_for_its_snapshot(
+    late: int, expected: list[tuple[int, str]], broken: int
+) -> None:
     wait = Wait.NEVER if late else Wait.ALWAYS
-    strategy = Proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
+    strategy = Proxied(
+        offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late
+    )
     assert sent(strategy, run(WORDY)) == expected
     assert breaks(strategy(run(WORDY))) == broken
-    assert [call.output for call in strategy(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
+    assert [call.output for call in strategy(run(WORDY)) if call.kind is Kind.SUMMARY] == [
+        SUMMARY_OUTPUT
+    ]
 
 
 def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
@@ -214,15 +248,23 @@ def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> Non
 
 
 @pytest.mark.parametrize(("chance", "least", "most"), [(0.0, 0, 0), (0.3, 15, 45), (1.0, 100, 100)])
-def test_moved_results_are_read_back_at_the_given_chance(chance: float, least: int, most: int) -> None:
+def test_moved_results_are_read_back_at_the_given_chance(
+    chance: float, least: int, most: int
+) -> None:
     long = run("s:10 u:10 " + "a:10 t:1500 " * 101 + "a:10")
     calls = list(Proxied(offload(Mode.COMPACT), reading=chance)(long))
     assert least <= sum(call.kind is Kind.ROUND for call in calls) <= most
 
 
 def test_our_own_breakpoints_are_before_and_behind_what_the_newest_event_moved() -> None:
-    calls = list(Proxied(offload(Mode.COMPACT))(run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")))
-    marked = [[call.prompt.segments[place][0] for place in sorted(call.prompt.marks)] for call in calls]
+    calls = list(
+        Proxied(offload(Mode.COMPACT))(
+            run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")
+        )
+    )
+    marked = [
+        [call.prompt.segments[place][0] for place in sorted(call.prompt.marks)] for call in calls
+    ]
     assert marked == [[], [], [], [(3, None), (5, True)], [(3, None), (5, True)]]
     cache = PRICED[THIRD_MARK].cold()
     assert cache.charge(prompt("a:1500 b:1500")) == 3000 * 1.25
@@ -241,7 +283,7 @@ def test_a_window_of_results_slides_at_every_request() -> None:
     assert breaks(window(1)(run(steps))) == 2
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_expected_cost_of_reading_back_lies_between_never_and_always() -> None:
@@ -259,7 +301,8 @@ def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
 
 
 def test_the_table_by_length_has_a_row_for_short_and_long_runs() -> None:
-    """A short run only pays for our tools. Its second request reads 4,992 tokens of the first: whole units of 128."""
+    """A short run only pays for our tools. Its second request reads 4,992 tokens of the first:
+    whole units of 128."""
     short = run("s:10 u:5000 a:10 t:900 a:10", tools=100)
     long = run("s:10 u:10 " + "a:100 t:6000 " * 30 + "a:10")
     title, first, last = savings.length_tables([short, long]).split("\n\n")[0].splitlines()
@@ -268,7 +311,16 @@ def test_the_table_by_length_has_a_row_for_short_and_long_runs() -> None:
     ours = [tokens + OUR_TOOLS_TOKENS for tokens in plain]
     sent = sum(ours) / sum(plain)
     cost = (sum(ours) - 5248 * 0.9) / (sum(plain) - 4992 * 0.9)
-    assert first.split()[:8] == ["5,000", "to", "10,000", "1", f"{sent:.3f}", f"{cost:.3f}", f"({cost:.2f})", "100%"]
+    assert first.split()[:8] == [
+        "5,000",
+        "to",
+        "10,000",
+        "1",
+        f"{sent:.3f}",
+        f"{cost:.3f}",
+        f"({cost:.2f})",
+        "100%",
+    ]
     assert last.split()[:4] == ["from", "70,000", "on", "1"]
     assert float(last.split()[4]) < 0.5 and last.split()[7] == "0%"
 
@@ -297,15 +349,20 @@ def test_missed_goals_are_named() -> None:
     ]
 
 
-# -- the recorded runs ------------------------------------------------------------------------------------------------
+# -- the recorded runs -----------------------------------------------------------------------------
 
 
 @needed
 @pytest.mark.sweep
 def test_the_profiles_meet_their_goals() -> None:
-    bench = savings.Bench([run for run in savings.plannable(load(30_000)) if profiles.is_reported(run)])
+    bench = savings.Bench(
+        [run for run in savings.plannable(load(30_000)) if profiles.is_reported(run)]
+    )
     assert len(bench.runs) >= 40
-    measured = {name: bench.figures(profiles.PLANS[name].strategy(), profiles.SHOWN) for name in profiles.GOALS}
+    measured = {
+        name: bench.figures(profiles.PLANS[name].strategy(), profiles.SHOWN)
+        for name in profiles.GOALS
+    }
     assert profiles.missed(profiles.figures(bench, measured)) == []
 
 
@@ -320,7 +377,9 @@ def test_long_runs_are_reduced_by_four_fifths() -> None:
 
 @needed
 @pytest.mark.sweep
-def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_savings_report_prints_tables_and_draws_charts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
     savings.report(runs, tmp_path)
     drawn = {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}

@@ -14,7 +14,8 @@ from proxy.stores.redis import RedisEngine
 SECONDS = 10.0
 
 OWN = 50
-"""Descriptors of a worker in addition to its connections: listener, event loop, files of the metrics."""
+"""Descriptors of a worker in addition to its connections: listener, event loop, files of the
+metrics."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
@@ -28,6 +29,9 @@ def test_a_short_soak_has_no_failure_and_no_leak(monkeypatch: pytest.MonkeyPatch
     assert figures.restarts >= 2 and figures.store_errors > 0, "there was trouble"
     first, second = figures.halves
     assert (first.in_flight, second.in_flight) == (0, 0)
-    # The number of pooled connections varies, but a leak of one per turn or restart would exceed this bound.
-    assert max(first.descriptors, second.descriptors) <= soak.WORKERS * (soak.CONVERSATIONS + RedisEngine.threads + OWN)
+    # The number of pooled connections varies, but a leak of one per turn or restart would exceed
+    # this bound.
+    assert max(first.descriptors, second.descriptors) <= soak.WORKERS * (
+        soak.CONVERSATIONS + RedisEngine.threads + OWN
+    )
     assert second.threads <= first.threads + 4

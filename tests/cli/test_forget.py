@@ -67,7 +67,8 @@ def test_everything_of_one_namespace_goes(store: str, capsys: pytest.CaptureFixt
 def test_what_is_still_being_written_goes_too_and_is_told(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy stores the texts that a request moved after its reply, and that can take longer than a look."""
+    """A proxy stores the texts that a request moved after its reply, and that can take longer than
+    a look."""
     monkeypatch.setattr("time.sleep", lambda seconds: asyncio.run(_fill(store)))
     assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == FAILED
     out, error = capsys.readouterr()
@@ -76,9 +77,15 @@ def test_what_is_still_being_written_goes_too_and_is_told(
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", OK), ("Yes\n", OK), ("\n", 1), ("", 1), (None, MISTAKE)])
+@pytest.mark.parametrize(
+    ("answer", "code"), [("y\n", OK), ("Yes\n", OK), ("\n", 1), ("", 1), (None, MISTAKE)]
+)
 def test_a_terminal_is_asked(
-    store: str, answer: str | None, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: str,
+    answer: str | None,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without one, --yes has to be given."""
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n") if answer is None else Terminal(answer))
@@ -88,25 +95,43 @@ def test_a_terminal_is_asked(
     if answer is None:
         assert f"would delete {kept}: there is no terminal to ask, so add --yes" in error
     else:
-        assert out.startswith(f"{kept}\nDelete all of this of acme-") and ("deleted" in out) == (code == OK)
+        assert out.startswith(f"{kept}\nDelete all of this of acme-") and ("deleted" in out) == (
+            code == OK
+        )
     assert len(asyncio.run(_keys(store))) == (2 if code == OK else len(KEYS))
 
 
-def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_the_dashboard_go_too(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "rows.db"
     with closing(Rows(path, 16 << 20)) as rows:
         for namespace in (CALLER, OTHER):
             rows.write(ended(3, namespace=namespace))
-        assert main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
+        assert (
+            main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"])
+            == OK
+        )
         assert "3 rows of the dashboard" in capsys.readouterr().out
         assert (rows.count(CALLER), rows.count(OTHER)) == (None, 3)
         rows.connection.execute("DELETE FROM requests")  # as when the file is full
-        assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
+        assert (
+            main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"])
+            == OK
+        )
         assert rows.connection.execute("SELECT count(*) FROM sums").fetchone() == (0,)
-        assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == FAILED
+        assert (
+            main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"])
+            == FAILED
+        )
         rows.write(ended(1, at=time.time() - 1, namespace=OTHER))
-        assert rows.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
+        assert rows.count(OTHER) is None, (
+            "nor comes what a proxy had yet to write when nothing was kept"
+        )
     assert OTHER.encode() not in path.read_bytes()
     missing = tmp_path / "none"
-    assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(missing), "--yes"]) == MISTAKE
+    assert (
+        main(["store", "forget", OTHER, "--store", store, "--dashboard", str(missing), "--yes"])
+        == MISTAKE
+    )
     assert f"--dashboard {missing}: there is no such file" in capsys.readouterr().err

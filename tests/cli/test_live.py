@@ -37,7 +37,9 @@ def cloud() -> Iterator[StrictUpstream]:
 
 
 @pytest.fixture
-def policies(local: StrictUpstream, cloud: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def policies(
+    local: StrictUpstream, cloud: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.setenv("CLIENT_KEY", "client")
     (tmp_path / "default.yaml").write_text(DEFAULT.format(local=local.url))
     (tmp_path / "acme.yaml").write_text(ACME.format(local=local.url, cloud=cloud.url))
@@ -49,13 +51,17 @@ def listing(*models: dict[str, Any], **headers: str) -> Any:
 
     def answer(request: Recorded) -> Reply:
         assert (request.method, request.path) == ("GET", "/v1/models")
-        known = all(request.header(name.replace("_", "-")) == value for name, value in headers.items())
+        known = all(
+            request.header(name.replace("_", "-")) == value for name, value in headers.items()
+        )
         return whole({"data": models}) if known else error(401)
 
     return answer
 
 
-def asked(folder: Path, capsys: pytest.CaptureFixture[str], **names: StrictUpstream) -> tuple[int, str]:
+def asked(
+    folder: Path, capsys: pytest.CaptureFixture[str], **names: StrictUpstream
+) -> tuple[int, str]:
     """Return the exit code and what was said, with names in place of addresses."""
     code = main(["check", "--live", str(folder)])
     said = capsys.readouterr().out.partition("upstreams, asked now\n")[2]
@@ -127,7 +133,9 @@ def test_one_that_fails_makes_the_exit_code(
     assert "sk-acme" not in said
 
 
-def test_without_the_flag_nobody_is_asked(policies: Path, local: StrictUpstream, cloud: StrictUpstream) -> None:
+def test_without_the_flag_nobody_is_asked(
+    policies: Path, local: StrictUpstream, cloud: StrictUpstream
+) -> None:
     assert main(["check", str(policies)]) == OK
     assert not local.requests and not cloud.requests
 

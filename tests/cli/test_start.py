@@ -19,28 +19,38 @@ def free_port() -> int:
         return port
 
 
-def said(settings: Settings, capsys: pytest.CaptureFixture[str], *, terminal: bool = True) -> list[str]:
+def said(
+    settings: Settings, capsys: pytest.CaptureFixture[str], *, terminal: bool = True
+) -> list[str]:
     check.say(settings, terminal=terminal)
     return capsys.readouterr().err.splitlines()
 
 
-def test_four_lines_on_a_terminal(up: StrictUpstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_four_lines_on_a_terminal(
+    up: StrictUpstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = Settings(upstream=up.url, store=str(tmp_path / "s"), dashboard=tmp_path / "d.db")
     upstream, policy, store, dashboard = said(settings, capsys)
     assert upstream.startswith(f"upstream   {up.url} reachable, ")
-    assert policy.startswith("policy     built in: auto, balanced, ceiling 30,000 tokens of history; ")
+    assert policy.startswith(
+        "policy     built in: auto, balanced, ceiling 30,000 tokens of history; "
+    )
     assert "plain input 1, cached 0, written to the cache 1" in policy
     assert store == f"store      {tmp_path}/s, works"
     assert dashboard == f"dashboard  {tmp_path}/d.db"
 
 
-def test_elsewhere_nothing_is_said_if_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_elsewhere_nothing_is_said_if_all_is_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And upstream is not asked."""
     settings = Settings(upstream=f"http://127.0.0.1:{free_port()}/v1", store=str(tmp_path / "s"))
     assert said(settings, capsys, terminal=False) == []
 
 
-def test_what_does_not_work_is_said_with_its_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_work_is_said_with_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(
         upstream=f"http://127.0.0.1:{free_port()}/v1",
@@ -48,20 +58,29 @@ def test_what_does_not_work_is_said_with_its_cure(tmp_path: Path, capsys: pytest
         environment={"OFFLOAD_UPSTREEM": "x"},
     )
     variable, fault, upstream, _, store, dashboard = said(settings, capsys)
-    assert variable == "warning: OFFLOAD_UPSTREEM is no setting of the proxy; did you mean OFFLOAD_UPSTREAM?"
+    assert (
+        variable
+        == "warning: OFFLOAD_UPSTREEM is no setting of the proxy; did you mean OFFLOAD_UPSTREAM?"
+    )
     assert "not a directory" in fault and "give --store a folder that you can write to" in fault
     assert "DOES NOT ANSWER, connection refused at 127.0.0.1:" in upstream
     assert upstream.endswith("start it, or give --upstream")
-    assert store.endswith("DOES NOT WORK") and dashboard.startswith("dashboard  off; --dashboard FILE")
+    assert store.endswith("DOES NOT WORK") and dashboard.startswith(
+        "dashboard  off; --dashboard FILE"
+    )
     assert said(settings, capsys, terminal=False) == [variable, fault]
 
 
-def test_a_variable_that_a_policy_names_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_variable_that_a_policy_names_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = {"upstream": {"base_url": "http://127.0.0.1:1", "api_key": "${OFFLOAD_UPSTREAM_KEY}"}}
     for name in ("default", "other"):
         keys = {"open": True} if name == "default" else {"api_keys": [{"sha256": "0" * 64}]}
         (tmp_path / f"{name}.yaml").write_text(json.dumps(policy | keys))
-    settings = Settings(policies=tmp_path, store=str(tmp_path / "s"), environment={"OFFLOAD_UPSTREAM_KEY": "sk"})
+    settings = Settings(
+        policies=tmp_path, store=str(tmp_path / "s"), environment={"OFFLOAD_UPSTREAM_KEY": "sk"}
+    )
     lines = said(settings, capsys)
     assert [line.split()[0] for line in lines] == ["upstream", "policy", "store", "dashboard"]
     assert lines[1] == f"policy     2 of {tmp_path}; `offload-proxy check` explains them"
@@ -76,7 +95,10 @@ def test_a_variable_that_a_policy_names_is_known(tmp_path: Path, capsys: pytest.
         (["store", "ls", "--polices=p"], "(did you mean --policies?)"),
         (["replay", "--dialect", "chat"], "unrecognized arguments: --dialect\n"),
         (["serve", "--zzz"], "unrecognized arguments: --zzz\n"),
-        (["serve", "--admin-token", "secret", "--key=secret"], "unrecognized arguments: --admin-token --key\n"),
+        (
+            ["serve", "--admin-token", "secret", "--key=secret"],
+            "unrecognized arguments: --admin-token --key\n",
+        ),
     ],
 )
 def test_a_flag_with_a_typo_is_told_the_right_one(

@@ -32,7 +32,8 @@ DOCUMENTED = "http://127.0.0.1:8787"
 
 CLAUDES = {"claude-opus-5-5": "compact", "claude-sonnet-5-5": "compress"}
 MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress"}
-"""The models, and their modes. The names are real: agents know windows, and some refuse other names."""
+"""The models, and their modes. The names are real: agents know windows, and some refuse other
+names."""
 ALL_CLAUDES = {**CLAUDES, "claude-haiku-5-5": "auto"}
 ALL_MODELS = {**MODELS, "gpt-4.1-nano": "auto"}
 """For one agent of each API: `auto` does one or the other."""
@@ -44,13 +45,15 @@ class Agent:
 
     name: str
     command: tuple[str | Path, ...]
-    """The command line before the prompts: by default one JSON of model → prompts, and it prints model → answer."""
+    """The command line before the prompts: by default one JSON of model → prompts, and it prints
+    model → answer."""
     installed: Path
     """A file that `make test-clients` creates last."""
     read: Callable[[Path], Call | str] = lambda path: ("read_log", {"path": str(path)})
     finish: Callable[[str], Message] = text
     steps: Callable[[str, list[str]], list[tuple[str, ...]]] | None = None
-    """Model, prompts → the rest of each command line, where it talks to one model or takes one prompt at a time."""
+    """Model, prompts → the rest of each command line, where it talks to one model or takes one
+    prompt at a time."""
     api: str = "chat"
     models: Mapping[str, str] = field(default_factory=lambda: MODELS)
     """Model → mode."""
@@ -73,7 +76,11 @@ class Agent:
     @property
     def starts(self) -> int:
         """How many processes a test of it starts, one after the other."""
-        return sum(len(self.steps(model, prompts(model))) for model in self.models) if self.steps else 1
+        return (
+            sum(len(self.steps(model, prompts(model))) for model in self.models)
+            if self.steps
+            else 1
+        )
 
     def worker(self, workspace: Path) -> Worker:
         return Worker(self.read, self.finish, folder=workspace)
@@ -87,13 +94,17 @@ class Agent:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
         if self.steps:
-            return {model: await self._talk_stepwise(port, workspace, model) for model in self.models}
+            return {
+                model: await self._talk_stepwise(port, workspace, model) for model in self.models
+            }
         asked = json.dumps({model: prompts(model) for model in self.models})
         settings = {**self._settings(port), "TIKTOKEN_CACHE_DIR": str(workspace.parent / "home")}
         command = (*self.command, asked)
         output = await run(command, port, workspace, settings, self.unreachable, self.limit)
         begins = f'{{"{next(iter(self.models))}'
-        answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith(begins)))
+        answers: dict[str, str] = json.loads(
+            next(line for line in output.splitlines() if line.startswith(begins))
+        )
         return answers
 
     async def _talk_stepwise(self, port: int, workspace: Path, model: str) -> str:
@@ -109,20 +120,26 @@ class Agent:
 
 
 def unpack_tables(home: Path) -> None:
-    """Put the project's tables where tiktoken looks for what it has fetched; see `TIKTOKEN_CACHE_DIR`."""
+    """Put the project's tables where tiktoken looks for what it has fetched; see
+    `TIKTOKEN_CACHE_DIR`."""
     for packed in (HERE.parents[1] / "proxy" / "vocabulary").glob("*.gz"):
         url = f"https://openaipublic.blob.core.windows.net/encodings/{packed.name.removesuffix('.gz')}"
-        (home / hashlib.sha1(url.encode()).hexdigest()).write_bytes(gzip.decompress(packed.read_bytes()))
+        (home / hashlib.sha1(url.encode()).hexdigest()).write_bytes(
+            gzip.decompress(packed.read_bytes())
+        )
 
 
 def documented(part: str, port: int) -> str:
-    """The lines of docs/clients.md that contain `part`, and point their client at the proxy: here on this port."""
+    """The lines of docs/clients.md that contain `part`, and point their client at the proxy: here
+    on this port."""
     blocks = DOCS.read_text().split("```")[1::2]
     [block] = [block for block in blocks if part in block]
     return block.partition("\n")[2].replace(DOCUMENTED, f"http://127.0.0.1:{port}")
 
 
-def _python(name: str, *arguments: str, script: str = "", environment: str = "", **options: Any) -> Agent:
+def _python(
+    name: str, *arguments: str, script: str = "", environment: str = "", **options: Any
+) -> Agent:
     folder = ENVIRONMENTS / (environment or script or name)
     command = (folder / "bin" / "python", HERE / (script or name) / "run.py", *arguments)
     return Agent(name, command, folder / ".installed", **options)
@@ -144,10 +161,22 @@ def _final_json(answer: str) -> Message:
     return text(json.dumps({"thought": "I know.", "code": f"final_answer({answer!r})"}))
 
 
-def _gptme(name: str, form: str, mode: str, read: Callable[[Path], Call | str], results: tuple[str, ...]) -> Agent:
+def _gptme(
+    name: str, form: str, mode: str, read: Callable[[Path], Call | str], results: tuple[str, ...]
+) -> Agent:
     """It answers a list of prompts in one conversation, then asks twice whether it is done."""
     folder = ENVIRONMENTS / "gptme"
-    options = ("-n", "-t", "read", "--tool-format", form, "--system", "short", "--no-workspace", "-m")
+    options = (
+        "-n",
+        "-t",
+        "read",
+        "--tool-format",
+        form,
+        "--system",
+        "short",
+        "--no-workspace",
+        "-m",
+    )
     return Agent(
         name,
         (folder / "bin" / "gptme", *options),
@@ -165,15 +194,27 @@ _CLINE = HERE / "cline" / "node_modules" / "@cline" / "cli-linux-x64" / "bin" / 
 
 def _cline_home(port: int) -> Mapping[str, str]:
     """What `cline auth` writes."""
-    settings = {"provider": "openai-compatible", "apiKey": "a-key", "baseUrl": f"http://127.0.0.1:{port}/v1"}
-    provider = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
-    made = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": provider}}
+    settings = {
+        "provider": "openai-compatible",
+        "apiKey": "a-key",
+        "baseUrl": f"http://127.0.0.1:{port}/v1",
+    }
+    provider = {
+        "settings": settings,
+        "updatedAt": "2026-01-01T00:00:00.000Z",
+        "tokenSource": "manual",
+    }
+    made = {
+        "version": 1,
+        "lastUsedProvider": "openai-compatible",
+        "providers": {"openai-compatible": provider},
+    }
     return {".cline/data/settings/providers.json": json.dumps(made)}
 
 
 def _starts(said: list[str]) -> tuple[str, str]:
-    """What an agent is told that starts anew for each prompt, which takes seconds each time: the rule and the question
-    come together."""
+    """What an agent is told that starts anew for each prompt, which takes seconds each time: the
+    rule and the question come together."""
     return said[0], "\n".join(said[1:])
 
 
@@ -187,8 +228,18 @@ def _continuing(prompt: str) -> Callable[[str, list[str]], list[tuple[str, ...]]
 
 def codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call], *more: str) -> Agent:
     """Each prompt resumes the session of the one before."""
-    program = next((HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"), HERE / "codex" / "none")
-    offline = ("--disable", "plugins", "-c", "analytics.enabled=false", "-c", "check_for_update_on_startup=false")
+    program = next(
+        (HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"),
+        HERE / "codex" / "none",
+    )
+    offline = (
+        "--disable",
+        "plugins",
+        "-c",
+        "analytics.enabled=false",
+        "-c",
+        "check_for_update_on_startup=false",
+    )
     options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m")
     return Agent(
         name,
@@ -232,8 +283,16 @@ _PI = HERE / "pi" / "node_modules" / "@mariozechner" / "pi-coding-agent" / "dist
 
 def _pi_home(port: int) -> Mapping[str, str]:
     models = [{"id": model, "contextWindow": 1_000_000} for model in MODELS]
-    provider = {"baseUrl": f"http://127.0.0.1:{port}/v1", "api": "openai-completions", "apiKey": "a-key"}
-    return {".pi/agent/models.json": json.dumps({"providers": {"offload": {**provider, "models": models}}})}
+    provider = {
+        "baseUrl": f"http://127.0.0.1:{port}/v1",
+        "api": "openai-completions",
+        "apiKey": "a-key",
+    }
+    return {
+        ".pi/agent/models.json": json.dumps(
+            {"providers": {"offload": {**provider, "models": models}}}
+        )
+    }
 
 
 _KIMI = HERE / "kimi" / "node_modules" / "@moonshot-ai" / "kimi-code" / "dist" / "main.mjs"
@@ -249,11 +308,15 @@ def _openclaw_home(port: int) -> Mapping[str, str]:
 
 
 _MINI = ENVIRONMENTS / "mini_swe_agent" / "bin" / "mini"
-_CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+_CLAUDE = (
+    HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+)
 _OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
 
 
-def _node(name: str, folder: str, *arguments: str, node: str | Path = "node", **options: Any) -> Agent:
+def _node(
+    name: str, folder: str, *arguments: str, node: str | Path = "node", **options: Any
+) -> Agent:
     installed = HERE / folder / "node_modules" / ".package-lock.json"
     return Agent(name, (node, HERE / folder / "run.mjs", *arguments), installed, **options)
 
@@ -268,11 +331,15 @@ def _messages(name: str, *arguments: str, **options: Any) -> Agent:
 
 def _asked_once(agent: Agent) -> Agent:
     """The agent, which is told everything in one message, in compact mode."""
-    return replace(agent, steps=lambda model, said: [("\n".join(said),)], models={"scripted": "compact"})
+    return replace(
+        agent, steps=lambda model, said: [("\n".join(said),)], models={"scripted": "compact"}
+    )
 
 
 def _submit(words: str) -> Message:
-    return calls(("bash", {"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{words}'"}))
+    return calls(
+        ("bash", {"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{words}'"})
+    )
 
 
 AGENTS = (
@@ -310,13 +377,19 @@ AGENTS = (
     _messages("anthropic_plain", "plain", script="anthropic_python"),
     _messages("anthropic_streamed", "streamed", script="anthropic_python"),
     _responses("openai_plain", "plain", script="openai_responses", environment="openai_python"),
-    _responses("openai_streamed", "streamed", script="openai_responses", environment="openai_python"),
+    _responses(
+        "openai_streamed", "streamed", script="openai_responses", environment="openai_python"
+    ),
     _responses("openai_agents_responses", environment="openai_agents"),
     _python("langgraph", environment="deepagents", settings={"LANGSMITH_TRACING": "false"}),
     _python(
         "crewai",
         rules=Rules(frozenset({"name"})),
-        settings={"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"},
+        settings={
+            "CREWAI_DISABLE_TELEMETRY": "true",
+            "OTEL_SDK_DISABLED": "true",
+            "CREWAI_TRACING_ENABLED": "false",
+        },
     ),
     _python(
         "smolagents_tool",
@@ -325,12 +398,30 @@ AGENTS = (
         finish=lambda answer: calls(("final_answer", {"answer": answer})),
         results=("smolagents",),
     ),
-    _python("smolagents_code", "code", script="smolagents", read=_code, finish=_final_code, results=("smolagents",)),
     _python(
-        "smolagents_json", "json", script="smolagents", read=_json_code, finish=_final_json, results=("smolagents",)
+        "smolagents_code",
+        "code",
+        script="smolagents",
+        read=_code,
+        finish=_final_code,
+        results=("smolagents",),
+    ),
+    _python(
+        "smolagents_json",
+        "json",
+        script="smolagents",
+        read=_json_code,
+        finish=_final_json,
+        results=("smolagents",),
     ),
     _gptme("gptme_tool", "tool", "compact", lambda path: ("read", {"path": str(path)}), ()),
-    _gptme("gptme_markdown", "markdown", "compress", lambda path: f"I read it.\n```read\n{path}\n```\n", ("gptme",)),
+    _gptme(
+        "gptme_markdown",
+        "markdown",
+        "compress",
+        lambda path: f"I read it.\n```read\n{path}\n```\n",
+        ("gptme",),
+    ),
     _python(
         "aider",
         unreachable=frozenset({"raw.githubusercontent.com"}),
@@ -356,7 +447,10 @@ AGENTS = (
         "copilot_websocket",
         api="responses",
         models={"gpt-5.5": "compact"},
-        settings={"COPILOT_PROVIDER_WIRE_API": "responses", "COPILOT_PROVIDER_TRANSPORT": "websockets"},
+        settings={
+            "COPILOT_PROVIDER_WIRE_API": "responses",
+            "COPILOT_PROVIDER_TRANSPORT": "websockets",
+        },
     ),
     Agent(
         "pi",
@@ -382,7 +476,8 @@ AGENTS = (
         _OPENCLAW,
         read=lambda path: ("read", {"path": str(path)}),
         steps=lambda model, said: [
-            ("--session-id", model, "--model", f"offload/{model}", "--message", prompt) for prompt in _starts(said)
+            ("--session-id", model, "--model", f"offload/{model}", "--message", prompt)
+            for prompt in _starts(said)
         ],
         models={"gpt-4.1": "compact"},  # each of its starts takes some ten seconds
         appends=False,
@@ -444,7 +539,9 @@ AGENTS = (
         ("node", HERE / "opencode" / "run.mjs", _OPENCODE),
         _OPENCODE,
         read=lambda path: ("read", {"filePath": str(path)}),
-        home=lambda port: {".config/opencode/opencode.json": documented("@ai-sdk/openai-compatible", port)},
+        home=lambda port: {
+            ".config/opencode/opencode.json": documented("@ai-sdk/openai-compatible", port)
+        },
         unreachable=frozenset({"npm"}),
         settings={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
     ),

@@ -1,6 +1,8 @@
-"""The APIs that agents speak: what a request asks of the scripted model, and what the model says in that API's words.
+"""The APIs that agents speak: what a request asks of the scripted model, and what the model says in
+that API's words.
 
-`chat` is answered by a `StrictUpstream` itself, the others by the strict APIs of their dialects' tests.
+`chat` is answered by a `StrictUpstream` itself, the others by the strict APIs of their dialects'
+tests.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def api(name: str, answer: Answer, *, thinks: bool = True) -> Chat | Strict:
     return Chat(answer)
 
 
-# -- what is asked ----------------------------------------------------------------------------------------------------
+# -- what is asked ---------------------------------------------------------------------------------
 
 
 def chat_asked(body: Json) -> Asked:
@@ -102,7 +104,10 @@ def responses_asked(body: Json) -> Asked:
 
 def messages_asked(body: Json) -> Asked:
     names = [tool["name"] for tool in body.get("tools") or ()]
-    history = [messages.unmarked({**message, "content": _listed(message["content"])}) for message in body["messages"]]
+    history = [
+        messages.unmarked({**message, "content": _listed(message["content"])})
+        for message in body["messages"]
+    ]
     return Asked(body["model"], names, history, _text({"content": body.get("system") or ""}))
 
 
@@ -116,16 +121,25 @@ def _text(entry: Json) -> str:
     return content if isinstance(content, str) else "\n".join(map(_text, content))
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
+# -- what is said ----------------------------------------------------------------------------------
 
 
 def _items(body: Json, message: Message, thinks: bool) -> list[Json]:
-    custom = {tool["name"] for item in body["input"] for tool in _added(item) if tool["type"] == "custom"}
+    custom = {
+        tool["name"] for item in body["input"] for tool in _added(item) if tool["type"] == "custom"
+    }
     made: list[Json] = [responses.reasoning("I think.")] if thinks else []
     made += [responses.say(message.content)] if message.content else []
     for name, arguments, *_ in message.calls:
         if name in custom:
-            made.append({"type": "custom_tool_call", "name": name, "input": arguments, "status": "completed"})
+            made.append(
+                {
+                    "type": "custom_tool_call",
+                    "name": name,
+                    "input": arguments,
+                    "status": "completed",
+                }
+            )
         else:
             made.append(responses.call(name, arguments))
     return made

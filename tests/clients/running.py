@@ -20,8 +20,8 @@ LIMIT = 300
 
 
 def free_port() -> int:
-    """Return a port for a server that must be told one. Who listens on port 0 never gets it, as the system takes those
-    from a higher range."""
+    """Return a port for a server that must be told one. Who listens on port 0 never gets it, as the
+    system takes those from a higher range."""
     while True:
         port = random.randrange(20_000, 30_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -58,8 +58,8 @@ async def ended(
     unreachable: Collection[str] = (),
     limit: int = LIMIT,
 ) -> tuple[int | None, str, str]:
-    """The command's exit status, output and errors. It gets nothing of our environment but PATH, and can call nothing
-    but `port`.
+    """The command's exit status, output and errors. It gets nothing of our environment but PATH,
+    and can call nothing but `port`.
 
     It may ask for hosts in `unreachable`, and gets no answer.
     """
@@ -105,7 +105,8 @@ async def _finished(process: asyncio.subprocess.Process, limit: int) -> tuple[st
 
 @asynccontextmanager
 async def nobody(unreachable: Collection[str] = ()) -> AsyncIterator[str]:
-    """The address of an outgoing proxy. The test fails if anything asks it for another host than `unreachable`."""
+    """The address of an outgoing proxy. The test fails if anything asks it for another host than
+    `unreachable`."""
     callers: list[bytes] = []
 
     async def turned_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -115,5 +116,7 @@ async def nobody(unreachable: Collection[str] = ()) -> AsyncIterator[str]:
     server = await asyncio.start_server(turned_away, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    unexpected = {line for line in callers if not any(host.encode() in line for host in unreachable)}
+    unexpected = {
+        line for line in callers if not any(host.encode() in line for host in unreachable)
+    }
     assert not unexpected, unexpected

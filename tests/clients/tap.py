@@ -62,7 +62,9 @@ async def tap(server_port: int) -> AsyncIterator[Tap]:
         server.close()
 
 
-async def _connect(tapped: Tap, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _connect(
+    tapped: Tap, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     sent, shown = bytearray(), bytearray()
     tapped.sent.append(sent)
     tapped.shown.append(shown)
@@ -70,7 +72,9 @@ async def _connect(tapped: Tap, server_port: int, reader: asyncio.StreamReader, 
     await asyncio.gather(_copy(reader, server_writer, sent), _copy(server_reader, writer, shown))
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray
+) -> None:
     with suppress(ConnectionError):
         while data := await reader.read(65536):
             kept += data

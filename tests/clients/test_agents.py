@@ -1,4 +1,5 @@
-"""Agents that rewrite their histories, unmodified, in each mode: what was moved, or said in the middle, stays known."""
+"""Agents that rewrite their histories, unmodified, in each mode: what was moved, or said in the
+middle, stays known."""
 
 from __future__ import annotations
 
@@ -28,10 +29,13 @@ TIGHT = {
     "compress": {"wait": "always", "snapshot_tokens": 200},
 }
 
-# Those that are started most often take the longest, and come first, so that no core idles at the end.
+# Those that are started most often take the longest, and come first, so that no core idles at the
+# end.
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.parametrize("agent", sorted(AGENTS, key=lambda agent: -agent.starts), ids=lambda agent: agent.name),
+    pytest.mark.parametrize(
+        "agent", sorted(AGENTS, key=lambda agent: -agent.starts), ids=lambda agent: agent.name
+    ),
 ]
 
 
@@ -46,7 +50,9 @@ def workspace(agent: Agent, tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-async def test_the_agent_remembers(agent: Agent, workspace: Path, spawn: Callable[..., Proxy]) -> None:
+async def test_the_agent_remembers(
+    agent: Agent, workspace: Path, spawn: Callable[..., Proxy]
+) -> None:
     """In each mode it ends with the word, the key and the rule, and sees nothing of how."""
     workers = {model: agent.worker(workspace) for model in agent.models}
     seen: list[Asked] = []
@@ -64,22 +70,35 @@ async def test_the_agent_remembers(agent: Agent, workspace: Path, spawn: Callabl
         assert '"level":"error"' not in proxy.log()
     assert not [said for said in served.refused if "bound to a different conversation" not in said]
     for name, mode in agent.models.items():
-        check(mode, [asked for asked in seen if asked.model == name and is_work(asked)], workers[name], agent.appends)
+        check(
+            mode,
+            [asked for asked in seen if asked.model == name and is_work(asked)],
+            workers[name],
+            agent.appends,
+        )
         assert squeezed(f"{CODE}, {KEY}, {NEVER}") in squeezed(answers[name]), answers[name]
-    assert (tapped.upgrades > 0) is agent.name.endswith("_websocket"), "these go on over HTTP by themselves"
+    assert (tapped.upgrades > 0) is agent.name.endswith("_websocket"), (
+        "these go on over HTTP by themselves"
+    )
     for request in await tapped.requests():
         assert "/context_store" not in json.dumps(request)
 
 
 def identified(said: Message, number: int) -> Message:
     """The message with ids like OpenAI's: only by these, a reply is found whatever precedes it."""
-    ids = [hashlib.sha256(b"%d %d" % (number, place)).hexdigest()[:24] for place in range(len(said.calls))]
-    return replace(said, calls=tuple((*call[:2], f"call_{id}") for call, id in zip(said.calls, ids, strict=True)))
+    ids = [
+        hashlib.sha256(b"%d %d" % (number, place)).hexdigest()[:24]
+        for place in range(len(said.calls))
+    ]
+    return replace(
+        said,
+        calls=tuple((*call[:2], f"call_{id}") for call, id in zip(said.calls, ids, strict=True)),
+    )
 
 
 def check(mode: str, work: list[Asked], worker: Worker, appends: bool) -> None:
-    """What upstream got: moved text, the rule always, hidden rounds again, and prefixes that only events change if the
-    agent only appends to its history."""
+    """What upstream got: moved text, the rule always, hidden rounds again, and prefixes that only
+    events change if the agent only appends to its history."""
     last = work[-1].shown
     assert REFERENCE.search(last) or SNAPSHOT in last
     assert (SNAPSHOT in last) is (mode == "compress") or mode == "auto"
@@ -94,11 +113,18 @@ def check(mode: str, work: list[Asked], worker: Worker, appends: bool) -> None:
 
 
 def steady(asked: Asked) -> list[Message]:
-    """The history but for system messages behind its first one, as aider moves its reminder to the end of each request,
-    for names, as Agent Framework gives one to replies of earlier turns, and for members without a value, as Codex sends
-    them over HTTP."""
-    kept = (each for place, each in enumerate(asked.history) if place == 0 or each.get("role") != "system")
-    return [{key: one for key, one in each.items() if key != "name" and one is not None} for each in kept]
+    """The history but for system messages behind its first one, as aider moves its reminder to the
+    end of each request, for names, as Agent Framework gives one to replies of earlier turns, and
+    for members without a value, as Codex sends them over HTTP."""
+    kept = (
+        each
+        for place, each in enumerate(asked.history)
+        if place == 0 or each.get("role") != "system"
+    )
+    return [
+        {key: one for key, one in each.items() if key != "name" and one is not None}
+        for each in kept
+    ]
 
 
 def squeezed(output: str) -> str:
@@ -108,7 +134,9 @@ def squeezed(output: str) -> str:
 
 def changed(asked: Asked) -> tuple[list[str], str]:
     """What only an event changes: the references, and the snapshot."""
-    return REFERENCE.findall(asked.shown), asked.shown.partition(SNAPSHOT)[2].partition("</state_snapshot>")[0]
+    return REFERENCE.findall(asked.shown), asked.shown.partition(SNAPSHOT)[2].partition(
+        "</state_snapshot>"
+    )[0]
 
 
 def policy(url: str, agent: Agent) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Codex has its server compact: the proxy serves it, in front of an upstream that knows no compaction."""
+"""Codex has its server compact: the proxy serves it, in front of an upstream that knows no
+compaction."""
 
 from __future__ import annotations
 
@@ -60,8 +61,12 @@ async def test_the_proxy_compacts_for_codex(
     asked = [json.dumps(one["input"]) for one in await tapped.requests()]
     moved = any("(detailed result is stored in" in one.shown for one in seen)
     assert moved is (ceiling == 2_500)
-    assert any('"compaction_trigger"' in one for one in asked) is not moved, "what has moved leaves nothing to compact"
+    assert any('"compaction_trigger"' in one for one in asked) is not moved, (
+        "what has moved leaves nothing to compact"
+    )
     assert ('"compaction"' in asked[-1]) is not moved
-    assert not [item for one in seen for item in one.history if "compaction" in item.get("type", "")]
+    assert not [
+        item for one in seen for item in one.history if "compaction" in item.get("type", "")
+    ]
     assert served.refused == []
     assert said.split() == f"{CODE}, {KEY}, {NEVER}".split()

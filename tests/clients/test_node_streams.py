@@ -1,4 +1,5 @@
-"""The Node SDKs make the same of our streams as of the plain replies, for every shape of the contract suite."""
+"""The Node SDKs make the same of our streams as of the plain replies, for every shape of the
+contract suite."""
 
 from __future__ import annotations
 
@@ -45,5 +46,6 @@ def test_a_stream_is_put_together_as_the_plain_reply(name: str) -> None:
 
 
 def _read(api: Api, reply: Any) -> list[Block]:
-    """The reply's blocks. Of chat's reasoning, which is not OpenAI's own, the SDK keeps the last piece."""
+    """The reply's blocks. Of chat's reasoning, which is not OpenAI's own, the SDK keeps the last
+    piece."""
     return [block for block in api.blocks(reply) if api.ordered or block.kind != "think"]

@@ -1,4 +1,5 @@
-"""The built packages give the same first minute as a checkout: `uvx`, `pipx run` and `pip install` from a wheel."""
+"""The built packages give the same first minute as a checkout: `uvx`, `pipx run` and `pip install`
+from a wheel."""
 
 from __future__ import annotations
 
@@ -44,20 +45,41 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def uvx(dist: Path, tmp_path: Path) -> list[str]:
-    """The command `uvx --from WHEEL offload-proxy`, for an empty folder with nothing of ours in reach."""
+    """The command `uvx --from WHEEL offload-proxy`, for an empty folder with nothing of ours in
+    reach."""
     [wheel] = dist.glob("*.whl")
-    return [str(UV), "tool", "run", "--python", sys.executable, "--from", f"{wheel}[demo]", "offload-proxy"]
+    return [
+        str(UV),
+        "tool",
+        "run",
+        "--python",
+        sys.executable,
+        "--from",
+        f"{wheel}[demo]",
+        "offload-proxy",
+    ]
 
 
 def ran(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def environment(folder: Path) -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OFFLOAD_", "OPENAI_"))}
-    return {**plain, "HOME": str(folder), "UV_CACHE_DIR": str(ROOT / ".clients/uv/cache"), "UV_NO_PROGRESS": "1"}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OFFLOAD_", "OPENAI_"))
+    }
+    return {
+        **plain,
+        "HOME": str(folder),
+        "UV_CACHE_DIR": str(ROOT / ".clients/uv/cache"),
+        "UV_NO_PROGRESS": "1",
+    }
 
 
 @contextmanager
@@ -65,7 +87,9 @@ def serving(command: list[str], folder: Path) -> Iterator[str]:
     """Run `serve` on a free port. Yields its address."""
     log = folder / "log"
     with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(folder), stdout=out, stderr=out
+        )
         try:
             wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None)
             found = re.search(r"listening on (http://\S+:\d+)", log.read_text())
@@ -83,7 +107,12 @@ def test_uvx_serves_from_an_empty_folder(uvx: list[str], tmp_path: Path) -> None
     ):
         upstream.respond(lambda request: text("hello"))
         body = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "hi"}]}
-        reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": "Bearer k"}, verify=PLAIN)
+        reply = httpx.post(
+            f"{url}/v1/chat/completions",
+            json=body,
+            headers={"authorization": "Bearer k"},
+            verify=PLAIN,
+        )
         assert reply.json()["choices"][0]["message"]["content"] == "hello", reply.text
 
 
@@ -101,9 +130,13 @@ def test_uvx_checks_the_policy_that_is_built_in(uvx: list[str], tmp_path: Path) 
 
 
 def test_the_wheel_has_what_the_checkout_has_and_nothing_more(dist: Path) -> None:
-    listing = subprocess.run(["git", "ls-files", "proxy"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["git", "ls-files", "proxy"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     [wheel] = dist.glob("*.whl")
-    names = subprocess.run([sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True)
+    names = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
+    )
     packed = {line.split()[0] for line in names.stdout.splitlines()[1:]}
     ours = {name for name in packed if not name.startswith("offload_proxy-")}
     assert ours == {*listing.stdout.split(), "proxy/commit"}
@@ -111,8 +144,16 @@ def test_the_wheel_has_what_the_checkout_has_and_nothing_more(dist: Path) -> Non
 
 def test_the_image_and_the_wheel_install_the_same_dependencies(dist: Path) -> None:
     metadata = next((dist / "source").iterdir()) / "PKG-INFO"
-    needed = set(re.findall(r"^Requires-Dist: ([\w-]+)(?![^\n]*extra ==)", metadata.read_text(), re.MULTILINE))
-    pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "docs/deploy/requirements.txt").read_text(), re.MULTILINE))
+    needed = set(
+        re.findall(
+            r"^Requires-Dist: ([\w-]+)(?![^\n]*extra ==)", metadata.read_text(), re.MULTILINE
+        )
+    )
+    pinned = set(
+        re.findall(
+            r"^([\w-]+)==", (ROOT / "docs/deploy/requirements.txt").read_text(), re.MULTILINE
+        )
+    )
     assert needed <= pinned
 
 

@@ -1,5 +1,5 @@
-"""Clients that soon give up on a silent stream, unmodified, behind hidden rounds that take longer: they count what the
-proxy sends meanwhile as signs of life."""
+"""Clients that soon give up on a silent stream, unmodified, behind hidden rounds that take longer:
+they count what the proxy sends meanwhile as signs of life."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ CODEX = codex(
     {"gpt-5.5": "compact"},
     lambda path: ("exec_command", {"cmd": f"cat {path}"}),
     *("-c", f"model_providers.offload.stream_idle_timeout_ms={PATIENCE}000"),
-    *("-c", "model_providers.offload.stream_max_retries=0", "-c", "model_providers.offload.request_max_retries=0"),
+    *(
+        "-c",
+        "model_providers.offload.stream_max_retries=0",
+        "-c",
+        "model_providers.offload.request_max_retries=0",
+    ),
 )
 [CLAUDE_CODE] = (agent for agent in AGENTS if agent.name == "claude_code")
 ONE_CLAUDE = replace(CLAUDE_CODE, models={"claude-opus-5-5": "compact"}, limit=550)
@@ -60,7 +65,11 @@ async def test_hidden_rounds_are_no_silence(
             return text("A title.")
         turns.append(asked)
         time.sleep(seconds if len(turns) > 1 else 0)  # the first one begins the stream
-        return calls((ours, {"pattern": f"word {len(turns)}"})) if len(turns) <= rounds else text("The last word.")
+        return (
+            calls((ours, {"pattern": f"word {len(turns)}"}))
+            if len(turns) <= rounds
+            else text("The last word.")
+        )
 
     steps = agent.steps
     once = replace(agent, steps=lambda model, said: steps(model, said)[:1])

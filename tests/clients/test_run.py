@@ -1,5 +1,5 @@
-"""Agents that `offload-proxy run` starts, unmodified: each works, its results move and are read back, and no address of
-the proxy is left in its files."""
+"""Agents that `offload-proxy run` starts, unmodified: each works, its results move and are read
+back, and no address of the proxy is left in its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OURS = ".local/state/offload-proxy"
 
 @dataclass(frozen=True)
 class Started:
-    """How `run` starts an agent of `AGENTS`: its program, and its arguments before what it is told."""
+    """How `run` starts an agent of `AGENTS`: its program, and its arguments before what it is
+    told."""
 
     agent: str
     program: Path
@@ -64,7 +65,11 @@ STARTED = (
         ),
     ),
     Started("opencode", program("opencode"), ("run", "-m", "openai/gpt-4.1"), api="responses"),
-    Started("copilot", program("copilot"), ("--allow-all-tools", "--silent", "--model", "gpt-4.1", "--prompt")),
+    Started(
+        "copilot",
+        program("copilot"),
+        ("--allow-all-tools", "--silent", "--model", "gpt-4.1", "--prompt"),
+    ),
     Started(
         "kimi",
         package("kimi", "kimi"),
@@ -75,7 +80,11 @@ STARTED = (
             "KIMI_MODEL_PROVIDER_TYPE": "openai",
         },
     ),
-    Started("qwen_code_continue", package("qwen_code", "qwen"), ("--yolo", "--model", "gpt-4.1", "--prompt")),
+    Started(
+        "qwen_code_continue",
+        package("qwen_code", "qwen"),
+        ("--yolo", "--model", "gpt-4.1", "--prompt"),
+    ),
     Started(
         "pi",
         package("pi", "pi"),
@@ -85,7 +94,18 @@ STARTED = (
     Started(
         "gptme_tool",
         ENVIRONMENTS / "gptme" / "bin" / "gptme",
-        ("-n", "-t", "read", "--tool-format", "tool", "--system", "short", "--no-workspace", "-m", "openai/gpt-4.1"),
+        (
+            "-n",
+            "-t",
+            "read",
+            "--tool-format",
+            "tool",
+            "--system",
+            "short",
+            "--no-workspace",
+            "-m",
+            "openai/gpt-4.1",
+        ),
     ),
     Started(
         "mini_swe_agent",
@@ -123,9 +143,21 @@ async def test_an_agent_works_as_before_and_keeps_nothing_of_the_proxy(
         chosen = {**policy(upstream.url, agent), "rules": [], "share_namespace": True}
         write_policies(tmp_path / "policies", {"default": chosen})
         said = "\n".join(prompts("gpt"))
-        words = [sys.executable, "-m", "proxy", "run", "--policies", str(tmp_path / "policies"), "--"]
+        words = [
+            sys.executable,
+            "-m",
+            "proxy",
+            "run",
+            "--policies",
+            str(tmp_path / "policies"),
+            "--",
+        ]
         settings = {name: value for name, value in agent.settings.items() if "PORT" not in value}
-        settings |= {"PYTHONPATH": str(ROOT), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **started.settings}
+        settings |= {
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            **started.settings,
+        }
         code, output, errors = await ended(
             [*words, started.program.name, *started.arguments, said],
             upstream.port,
@@ -137,15 +169,18 @@ async def test_an_agent_works_as_before_and_keeps_nothing_of_the_proxy(
     assert not [one for one in served.refused if "bound to a different conversation" not in one]
     assert squeezed(f"{CODE}, {KEY}, {NEVER}") in squeezed(output), output
     last = errors.splitlines()[-1]
-    assert re.match(r"offload-proxy: \S+ k tokens came, \S+ k were sent .* results moved, [1-9]\d* read back$", last), (
-        last
-    )
+    assert re.match(
+        r"offload-proxy: \S+ k tokens came, \S+ k were sent .* results moved, [1-9]\d* read back$",
+        last,
+    ), last
     left = {path for path in (tmp_path / "home").rglob("*") if path.is_file()}
     ours = {path for path in left if path.is_relative_to(tmp_path / "home" / OURS)}
     packed = {path for path in left if path.is_relative_to(tmp_path / "home" / ".cache")}
     assert ours
     # What an agent writes into its own files may be read again: an address there would be dead.
     settings_files = {
-        path for path in left - ours - packed if path.suffix in (".json", ".toml", ".yaml", ".yml", ".env")
+        path
+        for path in left - ours - packed
+        if path.suffix in (".json", ".toml", ".yaml", ".yml", ".env")
     }
     assert not [path for path in settings_files if b"127.0.0.1" in path.read_bytes()]

@@ -1,4 +1,5 @@
-"""Codex's built-in provider tries WebSocket first, whatever the server: it goes on over HTTP, and logs one line."""
+"""Codex's built-in provider tries WebSocket first, whatever the server: it goes on over HTTP, and
+logs one line."""
 
 from __future__ import annotations
 
@@ -41,4 +42,6 @@ async def test_codex_goes_on_over_http(
             [answer] = (await BUILT_IN.talk(tapped.port, tmp_path / "work")).values()
     assert answer.strip() == "Hello there."
     starts = BUILT_IN.starts
-    assert (tapped.upgrades, len(await tapped.requests())) == (starts, starts), "one try at each start"
+    assert (tapped.upgrades, len(await tapped.requests())) == (starts, starts), (
+        "one try at each start"
+    )

@@ -1,4 +1,5 @@
-"""A scripted model that works for agents: it reads logs, answers questions, and asks for what it cannot see any more.
+"""A scripted model that works for agents: it reads logs, answers questions, and asks for what it
+cannot see any more.
 
 It decides by the request that it gets, and by which logs it has seen in earlier ones.
 """
@@ -31,7 +32,8 @@ QUESTION = "Tell me the word and the key that the logs name, and where you must 
 
 
 def prompts(model: str) -> list[str]:
-    """What the user says, one after the other: the rule in the middle. gptme would insert files that it names."""
+    """What the user says, one after the other: the rule in the middle. gptme would insert files
+    that it names."""
     return [FIRST.format(model=model), RULE, QUESTION]
 
 
@@ -48,8 +50,8 @@ def write_logs(folder: Path) -> None:
 
 @dataclass
 class Worker:
-    """Greps the first log's fact when it has been moved, and uses the proxy's `read_file` beside two of the client's
-    calls. At the end it greps what it cannot see, and reports what it sees."""
+    """Greps the first log's fact when it has been moved, and uses the proxy's `read_file` beside
+    two of the client's calls. At the end it greps what it cannot see, and reports what it sees."""
 
     read: Callable[[Path], Call | str]
     """A file → the client's call that reads it, or text that its client takes for one."""
@@ -74,9 +76,17 @@ class Worker:
 
     def _next(self, tools: list[str], words: str) -> Message:
         self.seen |= {number for number in range(LOGS) if f"{number}:000 the" in words}
-        reference, asked, limit = REFERENCE.search(words), QUESTION in words, LOGS if NEVER in words else LOGS // 2
+        reference, asked, limit = (
+            REFERENCE.search(words),
+            QUESTION in words,
+            LOGS if NEVER in words else LOGS // 2,
+        )
         grep, read_file = ours(tools)
-        if (reference or SNAPSHOT in words) and not WORD.search(words) and (asked or not self.looked):
+        if (
+            (reference or SNAPSHOT in words)
+            and not WORD.search(words)
+            and (asked or not self.looked)
+        ):
             self.looked = True
             return calls((grep, {"pattern": "code word is"}))
         unread = [number for number in range(limit) if number not in self.seen]
@@ -94,7 +104,9 @@ class Worker:
         word, key = WORD.search(words), BAY.search(words)
         if not key:
             return calls((grep, {"pattern": "bay key is"}))
-        return self.finish(f"{word and word[1]}, {key[1]}, {NEVER if NEVER in words else 'no rule'}")
+        return self.finish(
+            f"{word and word[1]}, {key[1]}, {NEVER if NEVER in words else 'no rule'}"
+        )
 
 
 def ours(tool_names: list[str]) -> tuple[str, str]:

@@ -27,7 +27,9 @@ def snapshot(
     if not plan.boundaries:
         return None
     last = plan.boundaries[-1]
-    return ActiveSnapshot(last, text, f"/store/{summary.file_name(past.links[last.end])}", role=role)
+    return ActiveSnapshot(
+        last, text, f"/store/{summary.file_name(past.links[last.end])}", role=role
+    )
 
 
 def rendered(
@@ -42,7 +44,9 @@ def rendered(
     shape = Reading.of(offload).shape
 
     def previews(index: int, first: bool) -> bytes:
-        return render.with_previews(dialect, transcript.raws[index], transcript.messages[index], shape, first)
+        return render.with_previews(
+            dialect, transcript.raws[index], transcript.messages[index], shape, first
+        )
 
     altered = render.altered(dialect, transcript, plan, previews, shown.boundary if shown else None)
     return [bytes(one) for one in render.render(dialect, transcript, altered, shown=shown, **how)]

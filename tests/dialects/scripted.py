@@ -1,4 +1,5 @@
-"""What the scripted APIs have in common: a script of replies, which are sent whole or streamed as the request asks."""
+"""What the scripted APIs have in common: a script of replies, which are sent whole or streamed as
+the request asks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from tests.fake_upstream import Pieces, whole
 Json = dict[str, Any]
 Reply = Sequence[Json]
 
-OURS = [json.dumps({"name": name, "description": "", "parameters": {}}).encode() for name in ("grep", "read_file")]
+OURS = [
+    json.dumps({"name": name, "description": "", "parameters": {}}).encode()
+    for name in ("grep", "read_file")
+]
 
 
 class ScriptedApi(ABC):

@@ -1,7 +1,7 @@
 """Everything that the newest SDKs can put into a history, made from their types.
 
-A value of a `TypedDict` is made with one of each of its members; of a union, each variant is made. Every text in it is
-unlike all others, so that it can be looked for.
+A value of a `TypedDict` is made with one of each of its members; of a union, each variant is made.
+Every text in it is unlike all others, so that it can be looked for.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _values(kind: Any, depth: int) -> Iterable[Any]:
         return [kind(1)]
     if origin is dict or kind in (dict, object, Any):
         return [{f"key-{next(_number)}": word()}]
-    if hasattr(kind, "model_fields"):  # of a reply: the SDKs take it in the place of what they would send for it
+    # of a reply: the SDKs take it in the place of what they would send for it
+    if hasattr(kind, "model_fields"):
         return []
     if arguments and depth < DEPTH:  # a list, or something iterable
         return ([inner] for inner in values(arguments[0], depth + 1))
@@ -106,7 +107,10 @@ def _dicts(kind: Any, depth: int) -> Iterator[Json]:
     yield whole
     for key in ("content", "output", "tool_calls"):
         if key in given and depth < DEPTH:
-            yield from ({**whole, key: one} for one in itertools.islice(values(given[key], depth + 1), 1, None))
+            yield from (
+                {**whole, key: one}
+                for one in itertools.islice(values(given[key], depth + 1), 1, None)
+            )
 
 
 def words(value: Any) -> Iterator[str]:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from proxy.dialects import attachments
-from proxy.dialects.attachments import MOST_PAGES, OTHER_PART_TOKENS, PAGE_BYTES, PAGE_TOKENS, SLICE, tokens
+from proxy.dialects.attachments import (
+    MOST_PAGES,
+    OTHER_PART_TOKENS,
+    PAGE_BYTES,
+    PAGE_TOKENS,
+    SLICE,
+    tokens,
+)
 from proxy.dialects.chat import CHAT
 from tests.dialects.chat.test_messages import READING
 from tests.doubling import assert_linear
@@ -65,14 +72,19 @@ def test_a_pdf_is_known_by_its_first_bytes(raw: bytes) -> None:
         (part(bytes(99_999), "image/png"), OTHER_PART_TOKENS),
         (b'{"type":"file","file":{"file_id":"file-1"}}', OTHER_PART_TOKENS),
         (b'{"type":"input_audio","input_audio":{"data":"AAAA","format":"mp3"}}', OTHER_PART_TOKENS),
-        (b'{"type":"image_url","image_url":{"url":"https://example.test/JVBERi0.png"}}', OTHER_PART_TOKENS),
+        (
+            b'{"type":"image_url","image_url":{"url":"https://example.test/JVBERi0.png"}}',
+            OTHER_PART_TOKENS,
+        ),
     ],
 )
 def test_other_parts(raw: bytes, expected: int) -> None:
     assert tokens(raw) == pytest.approx(expected, abs=2)
 
 
-@pytest.mark.parametrize("raw", [b'"JVBERi0', b'"JVBERi0xLjcK', b'"JVBERi0!!!=?"', b'{"a":"JVBERi0\\u0000"}'])
+@pytest.mark.parametrize(
+    "raw", [b'"JVBERi0', b'"JVBERi0xLjcK', b'"JVBERi0!!!=?"', b'{"a":"JVBERi0\\u0000"}']
+)
 def test_what_is_no_base64_is_one_page(raw: bytes) -> None:
     assert tokens(raw) == PAGE_TOKENS
 
@@ -92,7 +104,7 @@ def test_twice_the_file_takes_twice_as_long(unit: bytes) -> None:
     assert_linear(looked_at, SLICE, 2 * SLICE)
 
 
-# -- what a part is ---------------------------------------------------------------------------------------------------
+# -- what a part is --------------------------------------------------------------------------------
 
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "x" * 40_000}
 
@@ -101,17 +113,36 @@ SOURCE = {"type": "base64", "media_type": "image/png", "data": "x" * 40_000}
     ("part", "about"),
     [
         ({"type": "image", "source": SOURCE}, "image, image/png, 30 kB"),
-        ({"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}, "image, https://a/b.png"),
+        (
+            {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}},
+            "image, https://a/b.png",
+        ),
         ({"type": "image", "source": {"type": "file", "file_id": "file_1"}}, "image, file_1"),
         ({"type": "image", "source": None}, "image"),
-        ({"type": "document", "title": "a\nplan", "source": SOURCE}, "document, image/png, a plan, 30 kB"),
-        ({"type": "image_url", "image_url": {"url": "data:image/gif;base64,xxxx"}}, "image, image/gif, 1 kB"),
-        ({"type": "input_image", "image_url": "data:image/gif;base64,xxxx"}, "image, image/gif, 1 kB"),
         (
-            {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,x"},
+            {"type": "document", "title": "a\nplan", "source": SOURCE},
+            "document, image/png, a plan, 30 kB",
+        ),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/gif;base64,xxxx"}},
+            "image, image/gif, 1 kB",
+        ),
+        (
+            {"type": "input_image", "image_url": "data:image/gif;base64,xxxx"},
+            "image, image/gif, 1 kB",
+        ),
+        (
+            {
+                "type": "input_file",
+                "filename": "a.pdf",
+                "file_data": "data:application/pdf;base64,x",
+            },
             "file, application/pdf, a.pdf, 1 kB",
         ),
-        ({"type": "input_audio", "input_audio": {"data": "x" * 4_000, "format": "wav"}}, "audio, wav, 3 kB"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "x" * 4_000, "format": "wav"}},
+            "audio, wav, 3 kB",
+        ),
         ({"type": "text", "text": "image"}, ""),
         (["image"], ""),
     ],

@@ -23,7 +23,9 @@ from tests.requests.planning import Counting
 
 Json = dict[str, Any]
 
-POLICY = Policy(offload=written.offload(mode=Mode.COMPACT, keep_views=1, max_tool_message_tokens=300))
+POLICY = Policy(
+    offload=written.offload(mode=Mode.COMPACT, keep_views=1, max_tool_message_tokens=300)
+)
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -32,8 +34,14 @@ def text(said: str, mark: Json | None, key: str) -> list[Json]:
     return [{"type": "text", "text": said, **({key: mark} if mark else {})}]
 
 
-def chat(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK, key: str = "cache_control") -> Json:
-    """A conversation of calls with results of so many characters, whose client marks system prompt and end."""
+def chat(
+    sizes: list[int],
+    system: Json | None = MARK,
+    end: Json | None = MARK,
+    key: str = "cache_control",
+) -> Json:
+    """A conversation of calls with results of so many characters, whose client marks system prompt
+    and end."""
     messages: list[Json] = [
         {"role": "system", "content": text("be good", system, key)},
         {"role": "user", "content": "the task"},
@@ -50,13 +58,21 @@ def anthropic(sizes: list[int], system: Json | None = MARK, end: Json | None = M
     for number, size in enumerate(sizes):
         use = {"type": "tool_use", "id": f"c{number}", "name": "look", "input": {}}
         messages.append(
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, use]}
+            {
+                "role": "assistant",
+                "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, use],
+            }
         )
         result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"{number}" * size}
         messages.append({"role": "user", "content": [result]})
     if end:
         messages[-1]["content"][-1]["cache_control"] = end
-    return {"model": "m", "max_tokens": 9, "system": text("be good", system, "cache_control"), "messages": messages}
+    return {
+        "model": "m",
+        "max_tokens": 9,
+        "system": text("be good", system, "cache_control"),
+        "messages": messages,
+    }
 
 
 async def sent(dialect: Dialect, body: Json, policy: Policy = POLICY) -> Json:
@@ -78,7 +94,9 @@ def marks(sent: Json) -> list[tuple[int, Json]]:
     return found
 
 
-BOTH = pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+BOTH = pytest.mark.parametrize(
+    ("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)]
+)
 SIZES = [200, 200, 9000, 200]
 """The third one moves."""
 
@@ -89,23 +107,30 @@ async def test_they_are_before_and_on_what_moved_last_until_the_next_event(
 ) -> None:
     where, made = first + 3, await sent(dialect, body(SIZES))
     assert marks(made)[-3:] == [(where, MARK), (where + 2, MARK), (where + 4, MARK)]
-    assert "0000" not in json.dumps(made["messages"][where]) and "1111" in json.dumps(made["messages"][where])
+    assert "0000" not in json.dumps(made["messages"][where]) and "1111" in json.dumps(
+        made["messages"][where]
+    )
     later = await sent(dialect, body([*SIZES, 200, 200]))
     assert later["messages"][: len(made["messages"]) - 1] == made["messages"][:-1]
 
 
 @BOTH
-@pytest.mark.parametrize(("system", "end", "ours"), [(HOUR, MARK, MARK), (HOUR, HOUR, HOUR), (HOUR, None, MARK)])
+@pytest.mark.parametrize(
+    ("system", "end", "ours"), [(HOUR, MARK, MARK), (HOUR, HOUR, HOUR), (HOUR, None, MARK)]
+)
 async def test_it_lives_as_long_as_the_clients_next_one(
     dialect: Dialect, body: Any, first: int, system: Json, end: Json | None, ours: Json
 ) -> None:
-    """A mark must not outlive the ones before it, so where there is none behind it, it has the shortest life."""
+    """A mark must not outlive the ones before it, so where there is none behind it, it has the
+    shortest life."""
     made = await sent(dialect, body(SIZES, system, end))
     assert (first + 3, ours) in marks(made)
 
 
 @pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
-async def test_without_marks_of_the_client_or_room_there_is_none(dialect: Dialect, body: Any) -> None:
+async def test_without_marks_of_the_client_or_room_there_is_none(
+    dialect: Dialect, body: Any
+) -> None:
     unmarked = await sent(dialect, body(SIZES, None, None))
     assert "cache_control" not in json.dumps(unmarked)
     full = body(SIZES)
@@ -119,7 +144,9 @@ async def test_a_mark_of_the_clients_at_that_place_stays_as_it_is() -> None:
     assert marks(await sent(MESSAGES, request)) == [(4, HOUR), (6, MARK), (8, MARK)]
 
 
-@pytest.mark.parametrize("content", [{"a": 1}, 7, True, None, "", [], [{"type": "thinking", "thinking": "hm"}]])
+@pytest.mark.parametrize(
+    "content", [{"a": 1}, 7, True, None, "", [], [{"type": "thinking", "thinking": "hm"}]]
+)
 @BOTH
 async def test_content_that_can_carry_none_keeps_its_bytes(
     dialect: Dialect, body: Any, first: int, content: Any
@@ -142,7 +169,7 @@ def test_nulls_and_quotations_are_no_marks(separators: tuple[str, str]) -> None:
     assert one == other and (one.key, json.loads(bytes(one.value))) == ("cache_control", HOUR)
 
 
-# -- OpenAI's spelling -------------------------------------------------------------------------------------------------
+# -- OpenAI's spelling -----------------------------------------------------------------------------
 
 EXPLICIT = {"mode": "explicit"}
 
@@ -157,7 +184,8 @@ def openai_responses(sizes: list[int]) -> Json:
 
 @pytest.mark.parametrize(("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses)])
 async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) -> None:
-    """OpenAI writes three of them beside the one that it sets itself: the client's two, and one of ours."""
+    """OpenAI writes three of them beside the one that it sets itself: the client's two, and one of
+    ours."""
     request = body(SIZES)
     made = await sent(dialect, request)
     assert marks(made) == [(place, EXPLICIT) for place in (0, 5, 9)]
@@ -165,7 +193,9 @@ async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) ->
     made = await sent(dialect, request | {"prompt_cache_options": {"mode": "explicit"}})
     assert [place for place, _ in marks(made)] == [0, 5, 7, 9]
     name, kind = ("content", "text") if dialect is CHAT else ("output", "input_text")
-    (request.get("messages") or request["input"])[3][name] = [{"type": kind, "text": "so", OPENAI: EXPLICIT}]
+    (request.get("messages") or request["input"])[3][name] = [
+        {"type": kind, "text": "so", OPENAI: EXPLICIT}
+    ]
     made = await sent(dialect, request)
     assert [place for place, _ in marks(made)] == [0, 3, 9], "ours displaces none of the client's"
 
@@ -178,16 +208,19 @@ def test_an_output_that_can_be_no_list_of_parts_gets_none(type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses), (CHAT, chat), (MESSAGES, anthropic)]
+    ("dialect", "body"),
+    [(CHAT, openai_chat), (RESPONSES, openai_responses), (CHAT, chat), (MESSAGES, anthropic)],
 )
-def test_a_summary_call_ends_with_the_mark_that_the_client_has_behind_it(dialect: Dialect, body: Any) -> None:
+def test_a_summary_call_ends_with_the_mark_that_the_client_has_behind_it(
+    dialect: Dialect, body: Any
+) -> None:
     request = dialect.parse(json.dumps(body(SIZES)).encode())
     made = json.loads(dialect.summary_on_prefix("the task", request, request.entries[:4], [], 9, 4))
     last = (made.get("messages") or made["input"])[-1]["content"][-1]
     assert last["text"] == "the task" and last.keys() & set(MARKS)
 
 
-# -- marks and meaning -------------------------------------------------------------------------------------------------
+# -- marks and meaning -----------------------------------------------------------------------------
 
 IMAGE = "data:image/png;base64,iVBORw0KGgo="
 PARTS: list[tuple[Dialect, Json]] = [

@@ -1,4 +1,5 @@
-"""What strict chat templates take, they still take after every cut; irregular messages stay; prefixes are stable."""
+"""What strict chat templates take, they still take after every cut; irregular messages stay;
+prefixes are stable."""
 
 from __future__ import annotations
 
@@ -50,15 +51,22 @@ class Conversation:
         self.raws: list[Raw] = []
 
     def add(self, messages: Sequence[Message]) -> tuple[Plan, list[bytes]]:
-        """The plan of the request that ends with these messages, and what is sent. Every reference leads to a file."""
+        """The plan of the request that ends with these messages, and what is sent. Every reference
+        leads to a file."""
         new = [Raw(json.dumps(message).encode()) for message in messages]
         self.raws += new
-        self.past = self.past.extended([CHAT.read(raw, Reading.of(self.offload), len) for raw in new])
+        self.past = self.past.extended(
+            [CHAT.read(raw, Reading.of(self.offload), len) for raw in new]
+        )
         plan, transcript = self.past.plan(), self.past.transcript(self.raws)
         shown = snapshot(self.past, plan, f"record {len(plan.boundaries)}", self.role)
         sent = rendered(CHAT, transcript, plan, self.offload, shown)
-        files = moved_files(CHAT, transcript, plan, "/store", shown.boundary if shown else None, self.past.links)
-        assert {name for one in sent for name in REFERENCE.findall(one)} <= {path.encode() for path in files}
+        files = moved_files(
+            CHAT, transcript, plan, "/store", shown.boundary if shown else None, self.past.links
+        )
+        assert {name for one in sent for name in REFERENCE.findall(one)} <= {
+            path.encode() for path in files
+        }
         return plan, sent
 
 
@@ -71,14 +79,26 @@ def said(role: str, text: str, **more: Any) -> Message:
 
 @st.composite
 def turns(draw: st.DrawFn, irregular: bool) -> list[Message]:
-    """A user message, steps with calls, a reply: now and then without results, with others' results, or cut short."""
+    """A user message, steps with calls, a reply: now and then without results, with others'
+    results, or cut short."""
     text = draw(st.sampled_from(["do ", "look "])) * draw(SIZES)
     found = [said("user", [{"type": "text", "text": text}] if draw(st.booleans()) else text)]
     for _ in range(draw(st.integers(0, 3))):
-        ids = draw(st.lists(st.sampled_from(["c1", "c2", ""]), min_size=1, max_size=2, unique=not irregular))
-        calls = [{"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id in ids]
+        ids = draw(
+            st.lists(
+                st.sampled_from(["c1", "c2", ""]), min_size=1, max_size=2, unique=not irregular
+            )
+        )
+        calls = [
+            {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            for id in ids
+        ]
         found.append(said("assistant", "now " * draw(SIZES), tool_calls=calls))
-        results = draw(st.lists(st.sampled_from(["c1", "c2", "", "c9"]), max_size=3)) if irregular else ids
+        results = (
+            draw(st.lists(st.sampled_from(["c1", "c2", "", "c9"]), max_size=3))
+            if irregular
+            else ids
+        )
         found += [said("tool", "found " * draw(SIZES), tool_call_id=id) for id in results]
     if not irregular or draw(st.booleans()):
         found.append(said("assistant", "done " * draw(SIZES)))
@@ -90,12 +110,15 @@ HISTORIES = st.booleans().flatmap(lambda odd: st.lists(turns(odd), min_size=1, m
 
 def points(messages: Sequence[Message]) -> list[int]:
     """Where the client asks: before each assistant message, and at the end."""
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant" and index]
+    replies = [
+        index for index, message in enumerate(messages) if message["role"] == "assistant" and index
+    ]
     return [*replies, len(messages)]
 
 
 def check(messages: Sequence[Message], talk: Conversation, pairs: bool = True) -> int:
-    """Every request passes the templates that its client's own passes, and extends the one before between events."""
+    """Every request passes the templates that its client's own passes, and extends the one before
+    between events."""
     last: tuple[object, list[bytes]] = None, []
     begun = cuts = 0
     for point in points(messages):
@@ -117,7 +140,9 @@ def test_templates_that_take_the_clients_history_take_ours(
 ) -> None:
     if role is SnapshotRole.SYSTEM and not system:
         role = SnapshotRole.AUTO  # the policy would add a message that templates may refuse
-    messages = [said("system", "be good")] * system + [message for turn in history for message in turn]
+    messages = [said("system", "be good")] * system + [
+        message for turn in history for message in turn
+    ]
     check(messages, Conversation(role=role), pairs)
 
 
@@ -132,7 +157,9 @@ def test_irregular_messages_keep_bytes_and_order(history: list[list[Message]]) -
         rest = iter(sent)
         known = talk.past.items
         alone = {
-            index for index, item in enumerate(known) for index in range(index - item.stays_before, index + item.stays)
+            index
+            for index, item in enumerate(known)
+            for index in range(index - item.stays_before, index + item.stays)
         }
         for index in sorted(alone):
             if known[index].preview == known[index].tokens and known[index].role is not Role.USER:
@@ -154,7 +181,12 @@ def test_user_messages_that_a_cut_makes_neighbours_are_one() -> None:
     [one] = map(json.loads, sent)
     block, *parts = one["content"]
     assert "record" in block["text"]
-    assert [part.get("text", part["type"]) for part in parts] == ["\n\ntask", "image_url", "\n\nrule", "\n\nnext"]
+    assert [part.get("text", part["type"]) for part in parts] == [
+        "\n\ntask",
+        "image_url",
+        "\n\nrule",
+        "\n\nnext",
+    ]
     _, later = talk.add([said("assistant", "ok"), said("user", "thanks")])
     assert later[:1] == sent and len(later) == 3
 
@@ -167,7 +199,9 @@ def test_user_messages_that_the_client_sent_side_by_side_stay_apart() -> None:
         said("user", "x"),
         said("user", "y"),
     ]
-    _, sent = Conversation(replace(OFFLOAD, keep_recent_count=1)).add([said("system", "s"), *messages])
+    _, sent = Conversation(replace(OFFLOAD, keep_recent_count=1)).add(
+        [said("system", "s"), *messages]
+    )
     assert [json.loads(one)["content"] for one in sent[1:]] == ["task", "rule\n\nx", "y"]
 
 
@@ -175,7 +209,9 @@ def test_user_messages_that_the_client_sent_side_by_side_stay_apart() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("role", [SnapshotRole.AUTO, SnapshotRole.USER])
 def test_recorded_runs_stay_acceptable(role: SnapshotRole) -> None:
-    offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=20_000, pin_user_tokens=4_000, store_dir="/store")
+    offload = written.offload(
+        mode=Mode.COMPRESS, max_total_tokens=20_000, pin_user_tokens=4_000, store_dir="/store"
+    )
     assert sum(check(run.messages, Conversation(offload, role)) for run in load()) > 1_000
 
 

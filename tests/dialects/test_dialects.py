@@ -45,5 +45,7 @@ def test_which_dialect_serves_a_request(method: str, path: bytes, name: str) -> 
 
 
 def test_each_folder_is_registered_under_its_name() -> None:
-    folders = {path.parent.name for path in Path(proxy.dialects.__file__).parent.glob("*/__init__.py")}
+    folders = {
+        path.parent.name for path in Path(proxy.dialects.__file__).parent.glob("*/__init__.py")
+    }
     assert {dialect.name for dialect in DIALECTS} == folders

@@ -19,14 +19,21 @@ from tests import written
 from tests.dialects.rendering import history
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
+PARTS = [
+    {"type": "text", "text": "p" * 900},
+    {"type": "text", "text": "short"},
+    {"type": "text", "text": "q" * 900},
+]
 RAWS = [
     json.dumps(message).encode()
     for message in (
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c", "content": PARTS},
-        {"role": "assistant", "content": [{"type": "text", "text": "done"}, {"type": "refusal", "refusal": "no"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "done"}, {"type": "refusal", "refusal": "no"}],
+        },
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "more"},
     )
@@ -57,7 +64,9 @@ def test_each_large_part_is_a_file_of_its_own() -> None:
     assert len(files) == 2
 
 
-@pytest.mark.parametrize("other", ["/etc/passwd", "/store/", path("p" * 900)[1:], "/store/../store/x", ""])
+@pytest.mark.parametrize(
+    "other", ["/etc/passwd", "/store/", path("p" * 900)[1:], "/store/../store/x", ""]
+)
 def test_nothing_else_is_there(other: str) -> None:
     files = files_of(plan())
     with pytest.raises(KeyError):
@@ -84,7 +93,14 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
             "### 3 tool c look",
             f"(the whole text is in {path('q' * 900)})",
         ],
-        ["### 4 assistant", "done", "### 4 assistant", '{"type": "refusal", "refusal": "no"}', "### 5 assistant", ""],
+        [
+            "### 4 assistant",
+            "done",
+            "### 4 assistant",
+            '{"type": "refusal", "refusal": "no"}',
+            "### 5 assistant",
+            "",
+        ],
     ]
     assert files[path("p" * 900)] == "p" * 900
 
@@ -105,7 +121,10 @@ def test_a_message_that_was_pinned_is_in_the_file_of_the_cut_that_takes_it() -> 
 
 
 def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call() -> None:
-    calls = [{**CALL, "id": id, "function": {"name": "cat", "arguments": f'{{"path":"/var/{id}.log"}}'}} for id in "ab"]
+    calls = [
+        {**CALL, "id": id, "function": {"name": "cat", "arguments": f'{{"path":"/var/{id}.log"}}'}}
+        for id in "ab"
+    ]
     messages: list[dict[str, object]] = [
         {"role": "user", "content": "rules"},
         {"role": "assistant", "content": None, "tool_calls": calls},
@@ -120,7 +139,10 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
     index = moved_files(CHAT, past.transcript(raws), planned, "/store", boundary, past.links).index
     assert index.find("/var/a.log") == [f"/store/a.log.{preview.digest('p' * 900)[:DIGITS]}.txt"]
     assert index.find("/var/b.log") == [f"/store/{summary.file_name(past.links[4])}"]
-    assert index.about(f"/store/{summary.file_name(past.links[4])}") == "the original messages behind a summary"
+    assert (
+        index.about(f"/store/{summary.file_name(past.links[4])}")
+        == "the original messages behind a summary"
+    )
 
 
 def test_an_image_is_one_also_beside_texts_of_earlier_conversations() -> None:
@@ -133,14 +155,18 @@ def test_an_image_is_one_also_beside_texts_of_earlier_conversations() -> None:
     own = next(iter(files))
     assert files[own] == beside[own] == "[image, image/png, 1 kB]"
     assert files.media(own) and json.loads(beside.read(own)) == image
-    assert beside["/store/old.txt"] == "once" and beside.index.about("/store/old.txt").startswith("result of look, ")
+    assert beside["/store/old.txt"] == "once" and beside.index.about("/store/old.txt").startswith(
+        "result of look, "
+    )
 
 
 PINS = st.sets(st.integers(0, 9)).map(frozenset)
 
 
 @given(st.tuples(st.integers(0, 9), PINS), st.tuples(st.integers(0, 9), PINS))
-def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]) -> None:
+def test_what_a_cut_takes_since_another(
+    one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]
+) -> None:
     (first, kept), (end, pins) = sorted((one, other))
     since, boundary = SummaryBoundary(first, kept, 1), SummaryBoundary(end, pins, 2)
     before = set(render.replaced(TRANSCRIPT, since))

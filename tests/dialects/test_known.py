@@ -1,4 +1,5 @@
-"""Nothing that we do not understand is ever cut: every entry that the newest SDKs' types know, in every mode."""
+"""Nothing that we do not understand is ever cut: every entry that the newest SDKs' types know, in
+every mode."""
 
 from __future__ import annotations
 
@@ -31,11 +32,27 @@ from tests.steps import STEP
 Json = dict[str, Any]
 
 MODES = (Mode.COMPACT, Mode.COMPRESS)
-SECRET = {"signature", "encrypted_content", "encrypted_index", "data", "encrypted_stdout", "logprobs"}
+SECRET = {
+    "signature",
+    "encrypted_content",
+    "encrypted_index",
+    "data",
+    "encrypted_stdout",
+    "logprobs",
+}
 """Members of the model's reasoning and of citations. They mean something to upstream alone."""
 INLINE = {"data", "file_data"}
 """Members with the bytes of audio and files, which results of chat cannot hold."""
-FRAMES = {"id", "call_id", "tool_use_id", "tool_call_id", "container_id", "name", "namespace", "toolset_name"}
+FRAMES = {
+    "id",
+    "call_id",
+    "tool_use_id",
+    "tool_call_id",
+    "container_id",
+    "name",
+    "namespace",
+    "toolset_name",
+}
 """What pairs entries and names tools; it is not said."""
 
 
@@ -64,36 +81,67 @@ class Api(NamedTuple):
         if self.dialect is CHAT:
             calls = [{**call, "type": "function"} for call in entry.get("tool_calls") or []]
             if entry["role"] == "tool":
-                call = {"id": entry["tool_call_id"], "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                call = {
+                    "id": entry["tool_call_id"],
+                    "type": "function",
+                    "function": {"name": "f", "arguments": "{}"},
+                }
                 return [{"role": "assistant", "content": None, "tool_calls": [call]}], []
-            return [], [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+            return [], [
+                {"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls
+            ]
         if self.dialect is RESPONSES:
             kind = entry.get("type", "message")
             if kind.endswith("_output") and "call_id" in entry:
                 return [{**_call(kind.removesuffix("_output")), "call_id": entry["call_id"]}], []
             if kind.endswith("_call") and "call_id" in entry:
-                return [], [{"type": f"{kind}_output", "call_id": entry["call_id"], "output": "done"}]
+                return [], [
+                    {"type": f"{kind}_output", "call_id": entry["call_id"], "output": "done"}
+                ]
             return [], []
         blocks = entry["content"] if isinstance(entry["content"], list) else []
-        of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_use", "tool_result")}
-        calls = [{"type": "tool_use", "id": one["tool_use_id"], "name": "f", "input": {}} for one in of["tool_result"]]
-        results = [{"type": "tool_result", "tool_use_id": one["id"], "content": "done"} for one in of["tool_use"]]
+        of = {
+            kind: [block for block in blocks if block["type"] == kind]
+            for kind in ("tool_use", "tool_result")
+        }
+        calls = [
+            {"type": "tool_use", "id": one["tool_use_id"], "name": "f", "input": {}}
+            for one in of["tool_result"]
+        ]
+        results = [
+            {"type": "tool_result", "tool_use_id": one["id"], "content": "done"}
+            for one in of["tool_use"]
+        ]
         return (
             [{"role": "assistant", "content": calls}] if calls else [],
             [{"role": "user", "content": results}] if results else [],
         )
 
     def within(self, entries: list[Json]) -> list[Json]:
-        """A conversation that is long enough for every event, with these entries in its old part."""
-        steps = [each for number in range(12) for each in self.step(number, f"result {number} " * 60)]
+        """A conversation that is long enough for every event, with these entries in its old
+        part."""
+        steps = [
+            each for number in range(12) for each in self.step(number, f"result {number} " * 60)
+        ]
         task = {"role": "user", "content": "The task."}
         asked = {"role": "user", "content": "Go on."}
-        return [task, *steps[:8], *entries, asked, *steps[8:], {"role": "assistant", "content": "."}, asked]
+        return [
+            task,
+            *steps[:8],
+            *entries,
+            asked,
+            *steps[8:],
+            {"role": "assistant", "content": "."},
+            asked,
+        ]
 
 
 def _call(kind: str) -> Json:
     named = {"name": "f"} if kind in ("function_call", "custom_tool_call") else {}
-    given: dict[str, Json] = {"function_call": {"arguments": "{}"}, "custom_tool_call": {"input": ""}}
+    given: dict[str, Json] = {
+        "function_call": {"arguments": "{}"},
+        "custom_tool_call": {"input": ""},
+    }
     given["apply_patch_call"] = {"operation": {}}
     return {"type": kind, **named, **given.get(kind, {"action": {}})}
 
@@ -138,7 +186,8 @@ class Sent(NamedTuple):
 
 
 def sent(api: Api, entries: list[Json], mode: Mode, **policy: Any) -> Sent:
-    """What is sent of a history with these entries in its old part, and whether that is moved or cut as `mode` says."""
+    """What is sent of a history with these entries in its old part, and whether that is moved or
+    cut as `mode` says."""
     offload = written.offload(
         mode=mode,
         keep_views=1,
@@ -159,7 +208,9 @@ def sent(api: Api, entries: list[Json], mode: Mode, **policy: Any) -> Sent:
     plan, transcript = past.plan(), past.transcript(request.entries)
     shown = snapshot(past, plan)
     made = rendered(dialect, transcript, plan, offload, shown)
-    files = moved_files(dialect, transcript, plan, "/store", shown.boundary if shown else None, past.links)
+    files = moved_files(
+        dialect, transcript, plan, "/store", shown.boundary if shown else None, past.links
+    )
     body = dialect.turn(request, made, [], 8).request().decode()
     acted = plan.boundaries if mode is Mode.COMPRESS else plan.moves
     return Sent(body, files, bool(acted))
@@ -175,7 +226,9 @@ def read_back(files: Files, path: str) -> str:
 def said(value: Any) -> Iterator[str]:
     """The words in a value, without what only upstream can read."""
     if isinstance(value, dict):
-        yield from (word for key, one in value.items() if key not in SECRET | FRAMES for word in said(one))
+        yield from (
+            word for key, one in value.items() if key not in SECRET | FRAMES for word in said(one)
+        )
     elif isinstance(value, list):
         yield from (word for one in value for word in said(one))
     else:
@@ -214,7 +267,9 @@ LISTS: dict[str, list[Json]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", APIS)
-def test_everything_is_sent_or_readable_and_with_an_unknown_member_sent_as_it_is(name: str, mode: Mode) -> None:
+def test_everything_is_sent_or_readable_and_with_an_unknown_member_sent_as_it_is(
+    name: str, mode: Mode
+) -> None:
     """The types of the SDKs are not known before it runs, so it is one test for all of them."""
     for probe in probes(APIS[name]):
         assert_nothing_is_lost(APIS[name], probe, mode)
@@ -237,7 +292,8 @@ def assert_nothing_is_lost(api: Api, probe: Json, mode: Mode) -> None:
 
 
 def with_new_members(probe: Json) -> Iterator[Json]:
-    """The entry with an unknown member in one of the objects that its lists have, and in what is called there."""
+    """The entry with an unknown member in one of the objects that its lists have, and in what is
+    called there."""
     for key in ("content", "output", "outputs", "tool_calls"):
         parts = probe.get(key)
         for place, part in enumerate(parts if isinstance(parts, list) else []):
@@ -252,14 +308,24 @@ def with_new_members(probe: Json) -> Iterator[Json]:
 def inline(value: Any) -> list[Any]:
     """The bytes of images, audio and files in a value."""
     if isinstance(value, dict):
-        return [one for key, inner in value.items() for one in ([inner] if key in INLINE else inline(inner))]
+        return [
+            one
+            for key, inner in value.items()
+            for one in ([inner] if key in INLINE else inline(inner))
+        ]
     return [one for inner in value for one in inline(inner)] if isinstance(value, list) else []
 
 
 def test_who_said_it_is_readable_after_a_cut() -> None:
-    said = [{"role": "assistant", "name": name, "content": f"I am {name}."} for name in ("coder", "critic")]
+    said = [
+        {"role": "assistant", "name": name, "content": f"I am {name}."}
+        for name in ("coder", "critic")
+    ]
     readable = sent(APIS["chat"], said, Mode.COMPRESS).readable
-    assert " assistant coder\nI am coder." in readable and " assistant critic\nI am critic." in readable
+    assert (
+        " assistant coder\nI am coder." in readable
+        and " assistant critic\nI am critic." in readable
+    )
 
 
 FAILED: list[tuple[str, Json, str]] = [
@@ -278,7 +344,11 @@ def test_that_a_call_failed_is_readable_after_a_cut(name: str, result: Json, how
     api = APIS[name]
     before, _ = api.around(result)
     readable = sent(api, [*before, result], Mode.COMPRESS).readable
-    title, *_ = (line for line in readable.splitlines() if line.startswith("### ") and line.endswith(" failed"))
+    title, *_ = (
+        line
+        for line in readable.splitlines()
+        if line.startswith("### ") and line.endswith(" failed")
+    )
     assert " tool " in title and how in readable
 
 
@@ -289,11 +359,18 @@ def test_what_has_an_unknown_type_is_sent_as_it_is(name: str, role: str, mode: M
     api = APIS[name]
     probe: Json = {"type": "a_new_type", "a_new_member": sdk_types.word()}
     if name != "responses":
-        probe = {"role": role or "narrator", "content": [{"type": "text", "text": sdk_types.word()}, probe]}
+        probe = {
+            "role": role or "narrator",
+            "content": [{"type": "text", "text": sdk_types.word()}, probe],
+        }
     elif role:
         probe["role"] = role
     if name == "messages" and role == "tool":
-        result = {"type": "tool_result", "tool_use_id": "toolu_0000001", "content": sdk_types.word()}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "toolu_0000001",
+            "content": sdk_types.word(),
+        }
         probe = {"role": "user", "content": [result, *probe["content"]]}
     if name == "chat" and role == "tool":
         probe["tool_call_id"] = "call_0000001a"
@@ -303,25 +380,38 @@ def test_what_has_an_unknown_type_is_sent_as_it_is(name: str, role: str, mode: M
     assert [word for word in sdk_types.words(probe) if word not in made.body] == []
 
 
-# -- our tables and the SDKs' types -----------------------------------------------------------------------------------
+# -- our tables and the SDKs' types ----------------------------------------------------------------
 
 SEALED = {
     "chat": {"function"},
     "responses": {
-        *("tool_search_call", "tool_search_output", "additional_tools", "configuration_update", "compaction"),
+        *(
+            "tool_search_call",
+            "tool_search_output",
+            "additional_tools",
+            "configuration_update",
+            "compaction",
+        ),
         *("mcp_list_tools", "compaction_trigger", "item_reference", "program", "program_output"),
     },
     "messages": {
-        *("tool_reference", "browser_state", "advisor_tool_result", "tool_search_tool_result", "container_upload"),
+        *(
+            "tool_reference",
+            "browser_state",
+            "advisor_tool_result",
+            "tool_search_tool_result",
+            "container_upload",
+        ),
         *("compaction", "tool_addition", "tool_removal", "mcp_tool_listing", "fallback"),
     },
 }
-"""The types that we know and that stay with their steps: they define tools, point to what only upstream has, or were
-made by programs of upstream's."""
+"""The types that we know and that stay with their steps: they define tools, point to what only
+upstream has, or were made by programs of upstream's."""
 
 UNPLANNED = {
     "chat": set[str](),
-    "responses": {"access_programs", "background_options", "image"},  # a program of upstream's reads the history
+    # a program of upstream's reads the history
+    "responses": {"access_programs", "background_options", "image"},
     "messages": set[str](),
 }
 """The top-level members with which a request passes unplanned, besides those that are `barred`."""
@@ -338,7 +428,13 @@ def test_every_top_level_member_of_the_sdks_is_known_or_listed_here(name: str) -
 @pytest.mark.parametrize("name", TOP)
 def test_unknown_top_level_members_keep_us_from_the_history(name: str) -> None:
     api = APIS[name]
-    body = {"model": "m", api.field: api.step(1, "x"), "a_new_one": 1, "another": {}, "no_one": None}
+    body = {
+        "model": "m",
+        api.field: api.step(1, "x"),
+        "a_new_one": 1,
+        "another": {},
+        "no_one": None,
+    }
     request = api.dialect.parse(json.dumps(body).encode())
     assert request.unknown == ("a_new_one", "another")
     assert request.obstacle_beside(()) == "a_new_one"
@@ -349,15 +445,26 @@ def test_unknown_top_level_members_keep_us_from_the_history(name: str) -> None:
 
 
 def test_members_of_servers_are_known() -> None:
-    """Of llama.cpp, vLLM and SGLang. A client that wants to see its prompt gets the one that it sent."""
+    """Of llama.cpp, vLLM and SGLang. A client that wants to see its prompt gets the one that it
+    sent."""
     asked = dict.fromkeys(
-        ("repeat_penalty", "dry_base", "thinking_token_budget", "ebnf", "echo", "return_prompt_text"), 1
+        (
+            "repeat_penalty",
+            "dry_base",
+            "thinking_token_budget",
+            "ebnf",
+            "echo",
+            "return_prompt_text",
+        ),
+        1,
     )
     request = CHAT.parse(json.dumps({"model": "m", "messages": [], **asked}).encode())
     assert request.unknown == ("echo", "return_prompt_text")
 
 
-def unknown(kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str = "type") -> tuple[set[str], set[str]]:
+def unknown(
+    kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str = "type"
+) -> tuple[set[str], set[str]]:
     """The types that are not in the table, and the members of the others that are not."""
     types, members = set[str](), set[str]()
     for kind in kinds:
@@ -373,7 +480,11 @@ def test_every_message_of_chat_is_known_or_listed_here() -> None:
     kinds = sdk_types.typed_dicts(APIS["chat"].entry)
     assert unknown(kinds, chat.MESSAGES, "role") == (SEALED["chat"], SEALED_MEMBERS["chat"])
     for field, table in (("content", chat.PARTS), ("tool_calls", chat.CALLS)):
-        parts = [part for kind in kinds for part in sdk_types.typed_dicts(sdk_types.members(kind).get(field))]
+        parts = [
+            part
+            for kind in kinds
+            for part in sdk_types.typed_dicts(sdk_types.members(kind).get(field))
+        ]
         assert unknown(parts, table) == (set(), set())
 
 
@@ -382,27 +493,40 @@ def test_every_item_of_responses_is_known_or_listed_here() -> None:
     assert unknown(kinds, responses.ITEMS) == (SEALED["responses"], SEALED_MEMBERS["responses"])
     fields = ("content", "output", "summary")
     parts = [
-        part for kind in kinds for key in fields for part in sdk_types.typed_dicts(sdk_types.members(kind).get(key))
+        part
+        for kind in kinds
+        for key in fields
+        for part in sdk_types.typed_dicts(sdk_types.members(kind).get(key))
     ]
     assert unknown(parts, responses.PARTS) == (set(), set())
 
 
 def test_every_block_of_messages_is_known_or_listed_here() -> None:
     kinds = sdk_types.typed_dicts(APIS["messages"].entry)
-    assert {key for kind in kinds for key in sdk_types.members(kind)} - messages.FRAME == SEALED_MEMBERS["messages"]
-    blocks = [part for kind in kinds for part in sdk_types.typed_dicts(sdk_types.members(kind)["content"])]
+    assert {
+        key for kind in kinds for key in sdk_types.members(kind)
+    } - messages.FRAME == SEALED_MEMBERS["messages"]
+    blocks = [
+        part for kind in kinds for part in sdk_types.typed_dicts(sdk_types.members(kind)["content"])
+    ]
     results = [one for one in blocks if sdk_types.named(one) == "tool_result"]
-    inner = [part for one in results for part in sdk_types.typed_dicts(sdk_types.members(one)["content"])]
+    inner = [
+        part for one in results for part in sdk_types.typed_dicts(sdk_types.members(one)["content"])
+    ]
     assert unknown([*blocks, *inner], messages.BLOCKS) == (SEALED["messages"], set())
 
 
-# -- what is not known, and what a policy says of it -------------------------------------------------
+# -- what is not known, and what a policy says of it -----------------------------------------------
 
 USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "found"}
 STRANGE: list[tuple[Dialect, Json, str]] = [
     # ServiceStack/llms#17, odysseus#167, chatbox#2081
-    (CHAT, {"role": "tool", "tool_call_id": "c", "content": "x", "timestamp": 1}, "messages[].timestamp"),
+    (
+        CHAT,
+        {"role": "tool", "tool_call_id": "c", "content": "x", "timestamp": 1},
+        "messages[].timestamp",
+    ),
     (CHAT, {"role": "user", "content": "x", "metadata": {}}, "messages[].metadata"),
     (CHAT, {"role": "assistant", "content": "x", "id": "m1"}, "messages[].id"),
     (
@@ -444,7 +568,9 @@ def read_with(dialect: Dialect, entry: Json, *harmless: str) -> Message:
 
 
 @pytest.mark.parametrize(("dialect", "entry", "path"), STRANGE, ids=[row[2] for row in STRANGE])
-def test_what_is_not_known_has_a_path_that_a_policy_can_name(dialect: Dialect, entry: Json, path: str) -> None:
+def test_what_is_not_known_has_a_path_that_a_policy_can_name(
+    dialect: Dialect, entry: Json, path: str
+) -> None:
     assert read_with(dialect, entry).sealed == path
     assert read_with(dialect, entry, "messages[].other").sealed == path
     named = read_with(dialect, entry, path)
@@ -475,7 +601,9 @@ DEFAULTED: list[tuple[str, Json, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "members", "said_nothing"), DEFAULTED)
-def test_a_member_with_its_apis_default_says_nothing(name: str, members: Json, said_nothing: bool) -> None:
+def test_a_member_with_its_apis_default_says_nothing(
+    name: str, members: Json, said_nothing: bool
+) -> None:
     api = APIS[name]
     called, result = api.step(1, "x" * 400)
     place = called["content"][0] if name == "messages" else called

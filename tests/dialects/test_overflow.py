@@ -1,4 +1,5 @@
-"""The wordings are those that vendors' servers and gateways are known to send; each row says where it was seen."""
+"""The wordings are those that vendors' servers and gateways are known to send; each row says where
+it was seen."""
 
 # ruff: noqa: E501  (errors are quoted as they come)
 
@@ -119,14 +120,18 @@ def sent(body: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "tokens"), [row[2:] for row in OVERFLOWS], ids=[f"{row[0]} ({row[1]})" for row in OVERFLOWS]
+    ("status", "body", "tokens"),
+    [row[2:] for row in OVERFLOWS],
+    ids=[f"{row[0]} ({row[1]})" for row in OVERFLOWS],
 )
 def test_overflow(status: int, body: Any, tokens: int | None) -> None:
     assert is_overflow(status, sent(body))
     assert window(sent(body)) == tokens
 
 
-@pytest.mark.parametrize(("status", "body"), [row[1:] for row in OTHERS], ids=[row[0] for row in OTHERS])
+@pytest.mark.parametrize(
+    ("status", "body"), [row[1:] for row in OTHERS], ids=[row[0] for row in OTHERS]
+)
 def test_other_errors_are_others(status: int, body: Any) -> None:
     assert not is_overflow(status, sent(body))
     assert status != 400 or window(sent(body)) is None
@@ -134,11 +139,16 @@ def test_other_errors_are_others(status: int, body: Any) -> None:
 
 def test_every_wording_was_seen() -> None:
     texts = [refusals.error_text(sent(row[3])).text for row in OVERFLOWS]
-    seen = [any(re.search(wording, text, re.IGNORECASE) for text in texts) for wording in WORDINGS.values()]
+    seen = [
+        any(re.search(wording, text, re.IGNORECASE) for text in texts)
+        for wording in WORDINGS.values()
+    ]
     assert [vendor for vendor, found in zip(WORDINGS, seen, strict=True) if not found] == []
 
 
-@pytest.mark.parametrize("body", [b"\xff\xfe", b"", b"null", b"1", b"[" * 9_999, b'{"error":' * 9_999, b'"\xff"'])
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe", b"", b"null", b"1", b"[" * 9_999, b'{"error":' * 9_999, b'"\xff"']
+)
 def test_what_is_no_error_says_nothing(body: bytes) -> None:
     assert not is_overflow(400, body) and window(body) is None
 
@@ -160,7 +170,9 @@ def test_a_gateway_adds_words_before_and_behind_the_error() -> None:
     assert window(sent(said(told))) == 4096
 
 
-@pytest.mark.parametrize(("number", "tokens"), [("255", None), ("256", 256), ("200,000", 200_000), ("8192, and", 8192)])
+@pytest.mark.parametrize(
+    ("number", "tokens"), [("255", None), ("256", 256), ("200,000", 200_000), ("8192, and", 8192)]
+)
 def test_numbers_as_vendors_write_them(number: str, tokens: int | None) -> None:
     assert window(sent(said(f"maximum context length is {number}"))) == tokens
 

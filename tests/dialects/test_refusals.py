@@ -1,4 +1,5 @@
-"""What upstreams say when they refuse a request, and what may look like a refusal of ours and is none.
+"""What upstreams say when they refuse a request, and what may look like a refusal of ours and is
+none.
 
 Where the context is too long, the wordings are in `test_overflow`.
 """
@@ -22,11 +23,25 @@ USAGE, ANY, LOOSE = Addition.USAGE, Addition.ANY, Addition.LOOSE
 
 def said(message: str, **more: Any) -> dict[str, Any]:
     """An error in OpenAI's shape."""
-    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None, **more}}
+    return {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": None,
+            **more,
+        }
+    }
 
 
 def vllm(message: str, code: int = 400) -> dict[str, Any]:
-    return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": code}
+    return {
+        "object": "error",
+        "message": message,
+        "type": "BadRequestError",
+        "param": None,
+        "code": code,
+    }
 
 
 def google(message: str, code: int = 400) -> list[dict[str, Any]]:
@@ -39,13 +54,19 @@ def anthropic(message: str, kind: str = "invalid_request_error") -> dict[str, An
 
 def extra(*path: str, **more: Any) -> dict[str, Any]:
     """Mistral's error about a field that it does not know."""
-    mistake = {"type": "extra_forbidden", "loc": ["body", *path], "msg": "Extra inputs are not permitted", **more}
+    mistake = {
+        "type": "extra_forbidden",
+        "loc": ["body", *path],
+        "msg": "Extra inputs are not permitted",
+        **more,
+    }
     return {"object": "error", "message": {"detail": [mistake]}, "type": "invalid_request_error"}
 
 
-# -- as users reported it ---------------------------------------------------------------------------------------------
+# -- as users reported it --------------------------------------------------------------------------
 
-# The columns: where it was seen (an issue or pull request on GitHub), status, body, what it is about.
+# The columns: where it was seen (an issue or pull request on GitHub), status, body, what it is
+# about.
 # fmt: off
 WORDINGS: list[tuple[str, int, Any, Complaint]] = [
     # our tools
@@ -119,13 +140,15 @@ def sent(body: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "about"), [row[1:] for row in WORDINGS], ids=[f"{row[0]}-{row[3]}" for row in WORDINGS]
+    ("status", "body", "about"),
+    [row[1:] for row in WORDINGS],
+    ids=[f"{row[0]}-{row[3]}" for row in WORDINGS],
 )
 def test_what_upstreams_say(status: int, body: Any, about: Complaint) -> None:
     assert complaint(status, sent(body)) is about
 
 
-# -- bodies of any kind -----------------------------------------------------------------------------------------------
+# -- bodies of any kind ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,10 +174,31 @@ def test_bodies_of_any_kind(status: int, body: bytes, about: Complaint) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        said("Invalid value: 'this model does not support tools'. Supported values are: 'low' and 'high'."),
-        {"detail": [{"type": "literal_error", "loc": ["body", "effort"], "msg": "Bad", "input": "no tools supported"}]},
-        {"detail": [{"msg": "Input should be 'low' [input_value='does not support tools', input_type=str]"}]},
-        said("invalid prompt template", failed="tools are not supported", request={"message": "no tools here"}),
+        said(
+            "Invalid value: 'this model does not support tools'. Supported values are: 'low' and 'high'."
+        ),
+        {
+            "detail": [
+                {
+                    "type": "literal_error",
+                    "loc": ["body", "effort"],
+                    "msg": "Bad",
+                    "input": "no tools supported",
+                }
+            ]
+        },
+        {
+            "detail": [
+                {
+                    "msg": "Input should be 'low' [input_value='does not support tools', input_type=str]"
+                }
+            ]
+        },
+        said(
+            "invalid prompt template",
+            failed="tools are not supported",
+            request={"message": "no tools here"},
+        ),
     ],
     ids=["quoted", "FastAPI's input", "Pydantic's text", "other members"],
 )
@@ -162,7 +206,9 @@ def test_quotations_of_the_request_say_nothing(body: Any) -> None:
     assert complaint(400, json.dumps(body).encode()) is ANY
 
 
-@pytest.mark.parametrize("name", ["my-tool-7b", "hhao/coder-tools", "r1-tool-calling:14b", "fire-function-v2"])
+@pytest.mark.parametrize(
+    "name", ["my-tool-7b", "hhao/coder-tools", "r1-tool-calling:14b", "fire-function-v2"]
+)
 @pytest.mark.parametrize("mark", ["`", "'", '"'])
 def test_the_name_of_a_model_says_nothing(name: str, mark: str) -> None:
     for wording in (
@@ -179,7 +225,11 @@ def test_the_name_of_a_model_says_nothing(name: str, mark: str) -> None:
 def test_a_server_without_a_parser_for_calls_refuses_tools(status: int) -> None:
     assert meant(status, "Internal server error: Unsupported tool_call_parser: None") is ANY
     assert (
-        meant(status, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set') is ANY
+        meant(
+            status,
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        )
+        is ANY
     )
 
 
@@ -194,7 +244,16 @@ def meant(status: int, message: str) -> Complaint:
         ({"error": {"code": 429, "message": "Rate limited"}, "choices": []}, 429),
         ({"error": {"code": "400", "message": "no"}}, 400),
         # Groq: github.com/anomalyco/opencode/issues/1018
-        ({"error": {"message": "Failed to call a function.", "code": "tool_use_failed", "status_code": 400}}, 400),
+        (
+            {
+                "error": {
+                    "message": "Failed to call a function.",
+                    "code": "tool_use_failed",
+                    "status_code": 400,
+                }
+            },
+            400,
+        ),
         ({"error": {"message": "boom", "type": "internal_server_error"}}, 500),
         ({"error": {"message": "bad", "type": "invalid_request_error"}}, 400),
         ({"error": "bad"}, 400),
@@ -204,7 +263,10 @@ def meant(status: int, message: str) -> Complaint:
         # OpenRouter, in the choice; Gemini's list; MiniMax; vLLM's and FastChat's own object
         ({"choices": [{"delta": {}, "error": {"code": 502, "message": "no"}}]}, 502),
         ([{"error": {"code": 400, "message": "no"}}], 400),
-        ({"base_resp": {"status_code": 2013, "status_msg": "invalid params"}, "choices": None}, 400),
+        (
+            {"base_resp": {"status_code": 2013, "status_msg": "invalid params"}, "choices": None},
+            400,
+        ),
         ({"base_resp": {"status_code": 0, "status_msg": ""}, "choices": []}, 0),
         ({"object": "error", "message": "no", "code": 404}, 404),
         ({"detail": "no tools"}, 400),
@@ -237,6 +299,11 @@ def test_an_error_of_many_texts_is_searched_in_part() -> None:
 def test_the_shape_of_a_request_is_its_members() -> None:
     shapes = [
         CHAT.parse(json.dumps({"model": model, "messages": [], **more}).encode()).shape
-        for model, more in (("a", {}), ("b", {}), ("a", {"response_format": 3}), ("a", {"x" * 9_999: 1}))
+        for model, more in (
+            ("a", {}),
+            ("b", {}),
+            ("a", {"response_format": 3}),
+            ("a", {"x" * 9_999: 1}),
+        )
     ]
     assert shapes[0] == shapes[1] and len(set(shapes)) == 3 and max(map(len, shapes)) == 16

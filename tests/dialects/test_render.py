@@ -1,4 +1,5 @@
-"""Plan and records → messages: what stays keeps its bytes, snapshots stand in their place, turns are put together."""
+"""Plan and records → messages: what stays keeps its bytes, snapshots stand in their place, turns
+are put together."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ def raw(role: str, content: Any = "", **more: Any) -> bytes:
 def step(number: int, said: int, *results: int) -> list[bytes]:
     """An assistant message of `said` characters and its tools' results."""
     ids = [f"call_{number}_{place}" for place in range(len(results))]
-    calls = [{"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id in ids]
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for id in ids
+    ]
     more = {"tool_calls": calls} if calls else {}
-    answers = [raw("tool", f"{id} " * (size // 9), tool_call_id=id) for id, size in zip(ids, results, strict=True)]
+    answers = [
+        raw("tool", f"{id} " * (size // 9), tool_call_id=id)
+        for id, size in zip(ids, results, strict=True)
+    ]
     return [raw("assistant", f"s{number} " + "x" * said, **more), *answers]
 
 
@@ -48,8 +55,12 @@ class Case:
         assert found is not None
         return found
 
-    def render(self, shown: ActiveSnapshot | None = None, rounds: Mapping[int, Hidden] = {}, **how: Any) -> list[bytes]:
-        sent = render.sent_rounds(CHAT, self.transcript, self.plan, rounds, OFFLOAD.max_tool_message_tokens)
+    def render(
+        self, shown: ActiveSnapshot | None = None, rounds: Mapping[int, Hidden] = {}, **how: Any
+    ) -> list[bytes]:
+        sent = render.sent_rounds(
+            CHAT, self.transcript, self.plan, rounds, OFFLOAD.max_tool_message_tokens
+        )
         return rendered(CHAT, self.transcript, self.plan, OFFLOAD, shown, rounds=sent, **how)
 
     def files(self, shown: ActiveSnapshot | None = None) -> Files:
@@ -57,7 +68,11 @@ class Case:
         return moved_files(CHAT, self.transcript, self.plan, "/store", boundary, self.history.links)
 
 
-SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
+SYSTEM, USER, LAST = (
+    raw("system", "be good"),
+    raw("user", "rules: never touch production"),
+    raw("user", "go on"),
+)
 CUT = Case(SYSTEM, USER, *step(1, 680), *step(4, 300), *step(2, 680, 200), *step(3, 100), LAST)
 
 
@@ -77,7 +92,9 @@ def test_a_cut_without_a_record_is_not_shown() -> None:
 def test_where_a_snapshot_goes(system: list[bytes], expected: str) -> None:
     case = Case(*system, *CUT.raws[1:])
     sent = case.render(shown=case.shown())
-    assert json.loads(sent[0])["content"] == expected.format(block=render.shown_block(case.transcript, case.shown()))
+    assert json.loads(sent[0])["content"] == expected.format(
+        block=render.shown_block(case.transcript, case.shown())
+    )
     assert json.loads(sent[0])["role"] in ("system", "developer")
 
 
@@ -89,7 +106,9 @@ def test_where_a_snapshot_goes(system: list[bytes], expected: str) -> None:
         (SnapshotRole.AUTO, [("user", "{block}\n\nrules")]),
     ],
 )
-def test_where_a_snapshot_goes_without_a_system_message(role: SnapshotRole, sent: list[tuple[str, str]]) -> None:
+def test_where_a_snapshot_goes_without_a_system_message(
+    role: SnapshotRole, sent: list[tuple[str, str]]
+) -> None:
     case = Case(raw("user", "rules", name="ann"), *CUT.raws[2:])
     found = [json.loads(one) for one in case.render(shown=case.shown(role))]
     block = render.shown_block(case.transcript, case.shown())
@@ -111,14 +130,24 @@ def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() ->
     """The summary call rides on the cached prefix: what the event moves is still whole in it."""
     [boundary] = CUT.plan.boundaries
     before = CUT.plan.before(boundary.event)
-    assert rendered(CHAT, CUT.transcript, before, OFFLOAD, end=boundary.end) == CUT.raws[: boundary.end]
+    assert (
+        rendered(CHAT, CUT.transcript, before, OFFLOAD, end=boundary.end)
+        == CUT.raws[: boundary.end]
+    )
 
 
-# -- hidden rounds ----------------------------------------------------------------------------------------------------
+# -- hidden rounds ---------------------------------------------------------------------------------
 
-CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'}}
+CALL = {
+    "id": "h1",
+    "type": "function",
+    "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'},
+}
 HIDDEN = Hidden(
-    (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), (40, 410)
+    (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")),
+    None,
+    (),
+    (40, 410),
 )
 THEIRS = json.loads(step(3, 10, 40)[0])["tool_calls"]
 WHOLE = raw("assistant", "whole", tool_calls=[CALL, *THEIRS])
@@ -126,7 +155,9 @@ MIXED = Hidden((), b"[%b]" % WHOLE, (raw("tool", "z" * 500, tool_call_id="h1"),)
 SMALL = msgspec.structs.replace(MIXED, sizes=(90,))
 
 
-LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
+LATER = Case(
+    SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST
+)
 
 
 def test_hidden_rounds_stand_before_their_reply_and_a_mixed_turn_is_put_together_again() -> None:
@@ -141,7 +172,9 @@ def test_a_large_answer_shrinks_with_the_second_request_after_it() -> None:
     twice = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), *step(3, 10, 40))
     assert json.loads(twice.render(rounds={4: HIDDEN})[5])["content"].count("read_file") == 1
     later = Case(*twice.raws, *step(4, 10, 40))
-    assert later.render(rounds={4: HIDDEN})[: len(twice.raws) + 2] == twice.render(rounds={4: HIDDEN})
+    assert later.render(rounds={4: HIDDEN})[: len(twice.raws) + 2] == twice.render(
+        rounds={4: HIDDEN}
+    )
 
 
 def test_a_shrunk_round_counts_as_what_it_became() -> None:
@@ -151,7 +184,9 @@ def test_a_shrunk_round_counts_as_what_it_became() -> None:
     mixed = CHAT.shrunk(MIXED, 300)
     assert (mixed.instead, mixed.before) == (MIXED.instead, ()) and mixed.after == shrunk.before[1:]
     renamed = CHAT.shrunk(MIXED, 300, OTHER_NAMES)
-    assert "call offload_read_file with" in json.loads(renamed.after[0])["content"], "the client has a read_file now"
+    assert "call offload_read_file with" in json.loads(renamed.after[0])["content"], (
+        "the client has a read_file now"
+    )
     unknown = Hidden((raw("tool", "z" * 500, tool_call_id="other"),), None, (), (500,))
     assert CHAT.shrunk(unknown, 300).before == unknown.before
 
@@ -160,7 +195,7 @@ def test_rounds_before_the_cut_are_gone_with_it() -> None:
     assert CUT.render(shown=CUT.shown(), rounds={2: HIDDEN}) == CUT.render(shown=CUT.shown())
 
 
-# -- what can be read back --------------------------------------------------------------------------------------------
+# -- what can be read back -------------------------------------------------------------------------
 
 
 def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -> None:
@@ -168,7 +203,10 @@ def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -
     for number, path in enumerate(("mailer/settings.py", "billing/settings.py")):
         function = {"name": "view", "arguments": json.dumps({"path": path})}
         call = {"id": f"c{number}", "type": "function", "function": function}
-        steps += [raw("assistant", "", tool_calls=[call]), raw("tool", "same " * 900, tool_call_id=f"c{number}")]
+        steps += [
+            raw("assistant", "", tool_calls=[call]),
+            raw("tool", "same " * 900, tool_call_id=f"c{number}"),
+        ]
     case = Case(SYSTEM, *steps, raw("assistant", "done"), LAST)
     files = case.files()
     [path] = files

@@ -37,7 +37,8 @@ def test_what_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"FIELD":1}', b'{"FIELD":{}}', b'{"FIELD":[],"model":1}', b'{"model": 1}']
+    "body",
+    [b"", b"{", b"[]", b'{"FIELD":1}', b'{"FIELD":{}}', b'{"FIELD":[],"model":1}', b'{"model": 1}'],
 )
 @pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
 def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -> None:
@@ -47,7 +48,12 @@ def test_what_is_no_request_is_left_to_upstream(dialect: Dialect, body: bytes) -
 
 @pytest.mark.parametrize(
     ("dialect", "body"),
-    [(CHAT, b"{}"), (MESSAGES, b'{"messages": [1]}'), (RESPONSES, b'{"input": [1]}'), (RESPONSES, b'{"input": [[]]}')],
+    [
+        (CHAT, b"{}"),
+        (MESSAGES, b'{"messages": [1]}'),
+        (RESPONSES, b'{"input": [1]}'),
+        (RESPONSES, b'{"input": [[]]}'),
+    ],
 )
 def test_nor_is_what_cannot_be_divided(dialect: Dialect, body: bytes) -> None:
     with pytest.raises(Unplannable):
@@ -66,13 +72,19 @@ TOOL_LISTS: list[tuple[Dialect, bool, list[Any]]] = [
     (MESSAGES, True, [{**STRICT, "input_schema": SCHEMA}, {"type": "bash_20250124"}]),
     (MESSAGES, False, [{**STRICT, "input_schema": SCHEMA}, {"input_schema": SCHEMA}]),
     (MESSAGES, False, [{"name": "look", "input_schema": SCHEMA}]),
-    (RESPONSES, True, [{"type": "function", **STRICT, "parameters": SCHEMA}, {"type": "web_search"}]),
+    (
+        RESPONSES,
+        True,
+        [{"type": "function", **STRICT, "parameters": SCHEMA}, {"type": "web_search"}],
+    ),
     (RESPONSES, False, [{"type": "function", "strict": False, "parameters": SCHEMA}]),
 ]
 
 
 @pytest.mark.parametrize(("dialect", "strict", "tools"), TOOL_LISTS)
-def test_whether_all_of_the_clients_tools_are_strict(dialect: Dialect, strict: bool, tools: list[Any]) -> None:
+def test_whether_all_of_the_clients_tools_are_strict(
+    dialect: Dialect, strict: bool, tools: list[Any]
+) -> None:
     assert dialect.requests.all_strict(Raw(json.dumps(tools).encode())) is strict
 
 
@@ -131,8 +143,16 @@ KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
         # A client that has upstream keep, edit or compact the history is left alone.
         (MESSAGES, {"context_management": {}}, ""),
         (MESSAGES, {"context_management": {"edits": [KEEP_THINKING]}}, ""),
-        (MESSAGES, {"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
-        (MESSAGES, {"context_management": {"edits": [KEEP_THINKING, {"type": "clear_tools"}]}}, "context_management"),
+        (
+            MESSAGES,
+            {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management",
+        ),
+        (
+            MESSAGES,
+            {"context_management": {"edits": [KEEP_THINKING, {"type": "clear_tools"}]}},
+            "context_management",
+        ),
         (MESSAGES, {"context_management": {"edits": [1]}}, "context_management"),
         (MESSAGES, {"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         (MESSAGES, {"thread": None}, ""),
@@ -156,25 +176,39 @@ def test_obstacles(dialect: Dialect, members: Json, obstacle: str) -> None:
         ({"store": None}, True),
         ({"input": [USER, {"role": "developer", "content": "Briefly."}], "store": True}, True),
         ({"input": [USER, {"role": "assistant", "content": "Hi."}, USER], "store": True}, False),
-        ({"input": [USER, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}, False),
+        (
+            {
+                "input": [
+                    USER,
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                ]
+            },
+            False,
+        ),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}, USER]}, False),
         ({"store": False}, False),
     ],
 )
-def test_a_beginning_that_upstream_keeps_may_be_all_that_a_client_sends(members: Json, unsent: bool) -> None:
+def test_a_beginning_that_upstream_keeps_may_be_all_that_a_client_sends(
+    members: Json, unsent: bool
+) -> None:
     assert parsed(RESPONSES, **members).unsent is unsent
 
 
 def test_a_request_goes_on_from_the_last_round() -> None:
     result = {"type": "function_call_output", "call_id": "c1", "output": "x"}
     before = parsed(RESPONSES, input="hi", previous_response_id="r1")
-    body = RESPONSES.continued(before, Continuation("r1", ("r1", "r2"), (json.dumps(result).encode(),)))
+    body = RESPONSES.continued(
+        before, Continuation("r1", ("r1", "r2"), (json.dumps(result).encode(),))
+    )
     assert json.loads(body) == {"model": "m", "previous_response_id": "r2", "input": [result, USER]}
-    body = RESPONSES.continued(parsed(RESPONSES, previous_response_id="r1"), Continuation("r1", ("r1", "r2"), ()))
+    body = RESPONSES.continued(
+        parsed(RESPONSES, previous_response_id="r1"), Continuation("r1", ("r1", "r2"), ())
+    )
     assert json.loads(body)["input"] == [USER]
 
 
-# -- what our tools are called ----------------------------------------------------------------------------------------
+# -- what our tools are called ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -191,7 +225,9 @@ def test_a_request_goes_on_from_the_last_round() -> None:
         (RESPONSES, [{"type": "web_search"}], NAMES),
     ],
 )
-def test_our_names_give_way_to_the_clients(dialect: Dialect, tools: Any, names: tuple[str, str] | None) -> None:
+def test_our_names_give_way_to_the_clients(
+    dialect: Dialect, tools: Any, names: tuple[str, str] | None
+) -> None:
     assert parsed(dialect, tools=tools).names == names
 
 
@@ -213,10 +249,15 @@ def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
             assert parsed(RESPONSES, input=[USER, found], tools=named("fetch")).names == OTHER_NAMES
     others = parsed(RESPONSES, tools=[{**group, "tools": named("write", "Grep")}])
     assert (others.names, others.theirs) == (NAMES, {"grep"})
-    assert parsed(RESPONSES, input=[USER, {"type": "message", "role": "user", "content": "grep"}]).names == NAMES
+    assert (
+        parsed(
+            RESPONSES, input=[USER, {"type": "message", "role": "user", "content": "grep"}]
+        ).names
+        == NAMES
+    )
 
 
-# -- the limit of the reply is lowered to what the window leaves, in every round --------------------------------------
+# -- the limit of the reply is lowered to what the window leaves, in every round -------------------
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 
@@ -240,14 +281,24 @@ def changed(left: int | None, added: int = 0, **values: Any) -> dict[str, int]:
         (None, {"max_tokens": 9_000}, {}),
         (-300, {"max_tokens": 9_000}, {"max_tokens": LEAST_REPLY}),
         (-300, {"max_tokens": 500}, {}),
-        (2_000, {"max_tokens": 9_000, "thinking": {"type": "enabled", "budget_tokens": 4_000}}, {"max_tokens": 4_001}),
+        (
+            2_000,
+            {"max_tokens": 9_000, "thinking": {"type": "enabled", "budget_tokens": 4_000}},
+            {"max_tokens": 4_001},
+        ),
         (2_000, {"max_tokens": 9_000, "reasoning": {"max_tokens": 4_000}}, {"max_tokens": 4_001}),
         (2_000, {"max_tokens": 9_000, "thinking_budget": 4_000}, {"max_tokens": 4_001}),
-        (2_000, {"max_tokens": 9_000, "thinking": "on", "reasoning": None, "extra_body": [1]}, {"max_tokens": 2_000}),
+        (
+            2_000,
+            {"max_tokens": 9_000, "thinking": "on", "reasoning": None, "extra_body": [1]},
+            {"max_tokens": 2_000},
+        ),
         (2_000, {"max_tokens": "many"}, {}),
     ],
 )
-def test_a_limit_is_lowered_to_what_is_left(left: int | None, values: dict[str, Any], expected: dict[str, int]) -> None:
+def test_a_limit_is_lowered_to_what_is_left(
+    left: int | None, values: dict[str, Any], expected: dict[str, int]
+) -> None:
     assert changed(left, **values) == expected
 
 
@@ -255,16 +306,28 @@ def test_what_a_later_round_adds_leaves_less() -> None:
     assert changed(5_000, 6_000, max_tokens=9_000) == {"max_tokens": 3_000}
 
 
-LIMIT = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+LIMIT = {
+    "chat": "max_completion_tokens",
+    "responses": "max_output_tokens",
+    "messages": "max_tokens",
+}
 
 
 @pytest.mark.parametrize("dialect", FIELDS, ids=lambda dialect: dialect.name)
 def test_every_dialect_lowers_its_own_limit_and_nothing_else(dialect: Dialect) -> None:
     field, entries = LIMIT[dialect.name], FIELDS[dialect]
-    sent = {"model": "m", entries: [{"role": "user", "content": "hi"}], field: 9_000, "odd": {"a": 1}}
+    sent = {
+        "model": "m",
+        entries: [{"role": "user", "content": "hi"}],
+        field: 9_000,
+        "odd": {"a": 1},
+    }
     asked = dialect.parse(json.dumps(sent).encode())
     assert dialect.reply_limit(asked, 5_000) == 5_000
     assert dialect.reply_limit(asked, 9_000) is None
     assert json.loads(dialect.with_lower_limit(asked, 5_000)) == sent | {field: 5_000}
     for left, expected in ((5_000, 5_000), (None, 9_000), (20_000, 9_000)):
-        assert json.loads(dialect.turn(asked, asked.entries, [], 8, left=left).request())[field] == expected
+        assert (
+            json.loads(dialect.turn(asked, asked.entries, [], 8, left=left).request())[field]
+            == expected
+        )

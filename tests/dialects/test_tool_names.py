@@ -59,7 +59,15 @@ def test_a_name_that_is_none_of_ours(written: str) -> None:
 
 
 def test_what_cannot_become_one_of_ours() -> None:
-    written = {"search": True, "grep_": True, "fund": True, "re": False, "functions": False, "my.": False, "": False}
+    written = {
+        "search": True,
+        "grep_": True,
+        "fund": True,
+        "re": False,
+        "functions": False,
+        "my.": False,
+        "": False,
+    }
     assert {name: NAMES.excludes(name) for name in written} == written
     assert ToolNames(()).excludes("")
 
@@ -73,4 +81,8 @@ def test_long_names_take_linear_time(part: str) -> None:
 def test_a_name_in_another_case_is_not_ours_if_the_client_has_such_a_tool() -> None:
     names = ToolNames(("grep", "read_file"), {"Grep"})
     assert [names.recognised(name) for name in ("Grep", "GREP", "functions.GREP")] == ["", "", ""]
-    assert [names.recognised(name) for name in ("grep", "functions.grep", "Read_file")] == ["grep", "grep", "read_file"]
+    assert [names.recognised(name) for name in ("grep", "functions.grep", "Read_file")] == [
+        "grep",
+        "grep",
+        "read_file",
+    ]

@@ -40,7 +40,12 @@ def api(request: pytest.FixtureRequest) -> Api:
     return APIS[request.param]
 
 
-SERVED: Json = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": 1}}
+SERVED: Json = {
+    "type": "server_tool_use",
+    "id": "srvtoolu_1",
+    "name": "web_search",
+    "input": {"q": 1},
+}
 SEARCH: Json = {"type": "web_search_call", "status": "completed", "action": {}}
 HELLO = [think("Hm."), text("Hello."), theirs("1"), theirs("2")]
 UNTOUCHED = {
@@ -51,7 +56,10 @@ UNTOUCHED = {
         messages.message(stop_reason="refusal"),
     ],
     "responses": [
-        *(APIS["responses"].reply(Round(blocks), 1) for blocks in ([text("Hello.")], HELLO, [think(), *HELLO])),
+        *(
+            APIS["responses"].reply(Round(blocks), 1)
+            for blocks in ([text("Hello.")], HELLO, [think(), *HELLO])
+        ),
         responses.response(status="incomplete", incomplete_details={"reason": "max_output_tokens"}),
         responses.response(SEARCH),
     ],
@@ -59,7 +67,9 @@ UNTOUCHED = {
 ODD = b': hi\n\nevent: new\ndata: {"type":"new"}\n\ndata: not json\n\n'
 
 
-@pytest.mark.parametrize(("name", "reply"), [(name, reply) for name, replies in UNTOUCHED.items() for reply in replies])
+@pytest.mark.parametrize(
+    ("name", "reply"), [(name, reply) for name, replies in UNTOUCHED.items() for reply in replies]
+)
 def test_a_reply_without_our_calls_arrives_byte_for_byte(name: str, reply: Json) -> None:
     """Unknown events, comments and a last `[DONE]` do, too."""
     api, reply = APIS[name], {key: value for key, value in reply.items() if key != "tools"}
@@ -72,9 +82,12 @@ def test_a_reply_without_our_calls_arrives_byte_for_byte(name: str, reply: Json)
 
 
 def test_heartbeats_may_come_at_any_place(api: Api) -> None:
-    """The newest SDKs make the same of a stream with and without them. Before its beginning and behind its end, they
-    are comments."""
-    rounds = [says(api, think(), text("Let me look."), ours()), says(api, text("It is 42."), theirs(), number=2)]
+    """The newest SDKs make the same of a stream with and without them. Before its beginning and
+    behind its end, they are comments."""
+    rounds = [
+        says(api, think(), text("Let me look."), ours()),
+        says(api, text("It is 42."), theirs(), number=2),
+    ]
     turn, out = api.turn(), b""
     for raw in rounds:
         turn.request()
@@ -108,7 +121,9 @@ def test_a_server_may_stream_one_round_and_not_the_next(api: Api, first: bool) -
 
 
 def test_after_the_last_round_our_tools_are_gone(api: Api) -> None:
-    replies = [says(api, text("Let me look."), ours(str(number)), number=number) for number in (1, 2)]
+    replies = [
+        says(api, text("Let me look."), ours(str(number)), number=number) for number in (1, 2)
+    ]
     replies.append(says(api, text("So be it."), number=3))
     out, asked = run(api.turn(max_rounds=1), *replies)
     assert [len(body["tools"]) for body in asked] == [3, 3, 1]
@@ -116,7 +131,11 @@ def test_after_the_last_round_our_tools_are_gone(api: Api) -> None:
     assert [one.kind for one in api.blocks(api.assembled(out))] in (["text"], ["text"] * 3)
     _, asked = run(api.turn(max_rounds=1, tools=None), *replies)
     if api is APIS["messages"]:  # a history with calls is refused without tools
-        assert [body.get("tool_choice") for body in asked] == [None, {"type": "none"}, {"type": "none"}]
+        assert [body.get("tool_choice") for body in asked] == [
+            None,
+            {"type": "none"},
+            {"type": "none"},
+        ]
         assert all(body["tools"] for body in asked)
     else:
         assert [body.get("tool_choice") for body in asked] == [None, "none", None]
@@ -124,7 +143,9 @@ def test_after_the_last_round_our_tools_are_gone(api: Api) -> None:
 
 
 def test_a_last_round_that_calls_only_our_tools_ends_as_one_without_calls(api: Api) -> None:
-    replies = [says(api, text("Let me look."), ours(str(number)), number=number) for number in range(1, 4)]
+    replies = [
+        says(api, text("Let me look."), ours(str(number)), number=number) for number in range(1, 4)
+    ]
     out, _ = run(api.turn(max_rounds=1), *replies)
     assert {one.kind for one in api.blocks(api.assembled(out))} == {"text"}
     assert not re.search(rb'(finish|stop)_reason": ?"tool', out)
@@ -139,7 +160,9 @@ def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None
         turn.end()
         turn.answer([answer])
     said.append(turn.request())
-    assert not any(b"answer now" in body for body in said), "one repeated call, and others between, are no circle"
+    assert not any(b"answer now" in body for body in said), (
+        "one repeated call, and others between, are no circle"
+    )
     receive(turn, reads[0])
     turn.end()
     turn.answer([REPEATED])
@@ -150,7 +173,8 @@ def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None
 
 
 def after_a_round(api: Api, *blocks: Block, stream: bool = True) -> Turn:
-    """A turn whose first round called one of our tools, and whose second round has been asked for."""
+    """A turn whose first round called one of our tools, and whose second round has been asked
+    for."""
     turn = api.turn(stream=stream)
     turn.request()
     receive(turn, says(api, *blocks, ours(), stream=stream))
@@ -171,7 +195,8 @@ def test_an_error_of_a_gateway_in_the_place_of_a_stream_is_a_refusal(api: Api) -
 def test_an_error_in_the_place_of_a_later_round(api: Api, stream: bool) -> None:
     turn = after_a_round(api, text("Let me look."), stream=stream)
     out = receive(turn, ERROR)
-    assert (turn.refusal is None) == stream  # a stream has shown something, so there the error ends the reply
+    # a stream has shown something, so there the error ends the reply
+    assert (turn.refusal is None) == stream
     assert (out == b"") != stream
 
 
@@ -183,7 +208,9 @@ def test_an_error_in_the_place_of_a_whole_reply_is_a_refusal(api: Api) -> None:
 
 
 @pytest.mark.parametrize("said", [[], [text("Let me look.")]])
-def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, said: list[Block]) -> None:
+def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(
+    api: Api, said: list[Block]
+) -> None:
     turn = after_a_round(api, *said)
     assert turn.receive_whole(REFUSED) == b""
     assert turn.refusal == REFUSED
@@ -193,7 +220,10 @@ def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, sai
 def test_a_turn_of_which_the_client_has_only_seen_thinking_may_start_over(api: Api) -> None:
     """The client's own request is sent, and its reply goes back as upstream made it."""
     members = {"store": False} if api is APIS["responses"] else {}
-    rounds = [says(api, *said, number=number) for number, said in enumerate([[think(), ours()], [think(), text()]], 1)]
+    rounds = [
+        says(api, *said, number=number)
+        for number, said in enumerate([[think(), ours()], [think(), text()]], 1)
+    ]
     turn = api.turn(**members)
     turn.request()
     out = receive(turn, rounds[0]) + turn.end()
@@ -222,7 +252,9 @@ def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_read_and_names_our_tool_is_no_reply_for_the_client(api: Api, stream: bool) -> None:
+def test_what_cannot_be_read_and_names_our_tool_is_no_reply_for_the_client(
+    api: Api, stream: bool
+) -> None:
     odd = b'{"answer": [{"tool": "grep"}]}' if not stream else b'data: [{"tool": "grep"}]\n\n'
     turn = api.turn(stream=stream)
     turn.request()
@@ -233,7 +265,14 @@ def test_what_cannot_be_read_and_names_our_tool_is_no_reply_for_the_client(api: 
     assert receive(other, odd) + other.end() + other.close() == odd
 
 
-ENDS = (b"message_delta", b"message_stop", b'"finish_reason": "', b"[DONE]", b"response.completed", b'"choices": []')
+ENDS = (
+    b"message_delta",
+    b"message_stop",
+    b'"finish_reason": "',
+    b"[DONE]",
+    b"response.completed",
+    b'"choices": []',
+)
 
 
 def without_end(stream: bytes) -> bytes:
@@ -258,8 +297,11 @@ def test_a_reply_without_an_end_counts_if_our_calls_are_complete(api: Api) -> No
 
 
 def test_arguments_that_are_no_object_go_back_as_an_empty_one(api: Api) -> None:
-    """vLLM answers 400 to each later request with them: https://github.com/vllm-project/vllm/issues/43995"""
-    both = api.encodings["large"](api.reply(Round([ours(), theirs()]), 1)).replace(b'\\"}"', b'\\""')
+    """vLLM answers 400 to each later request with them:
+    https://github.com/vllm-project/vllm/issues/43995"""
+    both = api.encodings["large"](api.reply(Round([ours(), theirs()]), 1)).replace(
+        b'\\"}"', b'\\""'
+    )
     turn = api.turn()
     out, _ = run(turn, both)
     assert turn.hidden is not None
@@ -345,7 +387,8 @@ def many(api: Api, tool: str, number: int, *, stream: bool) -> bytes:
         message = reply["choices"][0]["message"]
         [called] = message["tool_calls"]
         message["tool_calls"] = [
-            called | {"index": index} | ({"id": f"c{index}"} if stream else {}) for index in range(number)
+            called | {"index": index} | ({"id": f"c{index}"} if stream else {})
+            for index in range(number)
         ]
     else:
         reply["output" if "output" in reply else "content"] *= number

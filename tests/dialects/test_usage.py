@@ -10,7 +10,11 @@ from msgspec import Raw
 from proxy.dialects.usage import Reported, UsageLedger, merged, reported
 from proxy.rawjson import object_of
 
-USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
+USAGE = {
+    "prompt_tokens": 120,
+    "completion_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 64},
+}
 
 
 @pytest.mark.parametrize(
@@ -47,12 +51,17 @@ USAGES: dict[str, tuple[dict[str, object], Reported]] = {
         Reported(120, 5, 64, 32),
     ),
     "Messages": ({"input_tokens": 24, "output_tokens": 5, **LITELLM}, Reported(120, 5, 64, 32)),
-    "a server without a cache": ({"prompt_tokens": 120, "completion_tokens": 5}, Reported(120, 5, None)),
+    "a server without a cache": (
+        {"prompt_tokens": 120, "completion_tokens": 5},
+        Reported(120, 5, None),
+    ),
 }
 
 
 @pytest.mark.parametrize(("usage", "said"), USAGES.values(), ids=USAGES)
-def test_reads_and_writes_of_the_cache_in_all_spellings(usage: dict[str, object], said: Reported) -> None:
+def test_reads_and_writes_of_the_cache_in_all_spellings(
+    usage: dict[str, object], said: Reported
+) -> None:
     """Both of a relayed reply and of the rounds of one that we follow."""
     raw = json.dumps(usage).encode()
     assert reported(b'{"usage": ' + raw + b"}") == said
@@ -61,8 +70,14 @@ def test_reads_and_writes_of_the_cache_in_all_spellings(usage: dict[str, object]
     ledger.add(Raw(raw))
     spent = ledger.spent
     once = (said.prompt, said.completion, said.cached or 0, said.written or 0)
-    assert (spent.prompt, spent.completion, spent.cached, spent.written) == tuple(2 * count for count in once)
-    assert (spent.cache_told, spent.largest, spent.said) == (said.cached is not None, said.prompt, 2)
+    assert (spent.prompt, spent.completion, spent.cached, spent.written) == tuple(
+        2 * count for count in once
+    )
+    assert (spent.cache_told, spent.largest, spent.said) == (
+        said.cached is not None,
+        said.prompt,
+        2,
+    )
 
 
 def test_a_stream_says_what_it_read_at_its_beginning_and_what_it_wrote_at_its_end() -> None:
@@ -107,7 +122,11 @@ def test_what_every_round_used_is_added_up_and_the_prompt_is_the_last_rounds() -
         "prompt_tokens_details": {"cached_tokens": 64},
         "completion_tokens": 10,
         "total_tokens": 210,
-        "completion_tokens_details": {"reasoning_tokens": 3, "accepted_prediction_tokens": 1, "audio_tokens": 4},
+        "completion_tokens_details": {
+            "reasoning_tokens": 3,
+            "accepted_prediction_tokens": 1,
+            "audio_tokens": 4,
+        },
         "cost": 0.3,
         "cost_details": {"upstream_inference_cost": 1},
         "server_tool_use": {"web_search_requests": 2},
@@ -120,7 +139,9 @@ def test_details_of_an_earlier_round_stay_if_the_last_one_has_none() -> None:
     assert isinstance(shown, dict) and shown["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
-@pytest.mark.parametrize("odd", ["7", [7], "x" * 100, {"a": {"b": {"c": {"d": {"e": 1}}}}}, -1, True, 10**30, 1e300])
+@pytest.mark.parametrize(
+    "odd", ["7", [7], "x" * 100, {"a": {"b": {"c": {"d": {"e": 1}}}}}, -1, True, 10**30, 1e300]
+)
 def test_what_is_no_number_is_the_last_rounds(odd: object) -> None:
     shown = told({**USAGE, "cost": odd, "server_tool_use": odd}, {**USAGE, "cost": odd})
     assert isinstance(shown, dict) and json.dumps(shown["cost"]) == json.dumps(odd)

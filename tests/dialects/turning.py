@@ -1,4 +1,5 @@
-"""Drives a turn of any dialect: what upstream says in each round, what the client gets, what is asked next."""
+"""Drives a turn of any dialect: what upstream says in each round, what the client gets, what is
+asked next."""
 
 from __future__ import annotations
 

@@ -74,5 +74,7 @@ def test_prompts_of_clients_are_recognised_and_other_texts_are_not(text: str) ->
     ("came", "sent", "expected"),
     [(40_000, 20_000, 80_000), (279_001, 8_483, 3_000_000), (10_000, 10_000, 10_000), (5, 0, 20)],
 )
-def test_the_limit_makes_the_history_sent_as_long_as_the_client_wanted_it(came: int, sent: int, expected: int) -> None:
+def test_the_limit_makes_the_history_sent_as_long_as_the_client_wanted_it(
+    came: int, sent: int, expected: int
+) -> None:
     assert limit(came, sent) == expected

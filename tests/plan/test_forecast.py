@@ -1,4 +1,5 @@
-"""What a plan would have cost, beside the bench's model of a cache that has seen every request of the session."""
+"""What a plan would have cost, beside the bench's model of a cache that has seen every request of
+the session."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_a_session_costs_what_a_cache_of_prefixes_charges(read: float, inject: I
     cache = Prefix(1, 1, read)
     assert before == pytest.approx(cost(plainly(RUN), cache), abs=len(POINTS))
     assert after == pytest.approx(cost(Proxied(offload, inject)(RUN), cache), abs=len(POINTS))
-    assert (after < before) == (read > 0), "with free reads, moving can only cost: a loss is shown as one"
+    assert (after < before) == (read > 0), (
+        "with free reads, moving can only cost: a loss is shown as one"
+    )
 
 
 def test_writing_to_the_cache_costs_its_price() -> None:
@@ -70,9 +73,19 @@ def test_writing_to_the_cache_costs_its_price() -> None:
 
 def test_without_anything_to_move_both_costs_are_the_same_whatever_was_billed() -> None:
     quiet = Policy(offload=written.offload(max_total_tokens=10**9, keep_views=1_000))
-    for billed in (None, Billed(50_000, 0), Billed(50_000, 49_999), Billed(50_000, 100), Billed(1, 1)):
+    for billed in (
+        None,
+        Billed(50_000, 0),
+        Billed(50_000, 49_999),
+        Billed(50_000, 100),
+        Billed(1, 1),
+    ):
         plan, seen = at(POINTS[-1], quiet, billed)
-        assert plan.empty and seen.before == seen.after and seen.tokens == sum(one.tokens for one in SESSION[:-2])
+        assert (
+            plan.empty
+            and seen.before == seen.after
+            and seen.tokens == sum(one.tokens for one in SESSION[:-2])
+        )
         assert (seen.compacted, seen.compressed) == (0, 0)
 
 
@@ -95,7 +108,10 @@ def test_a_request_that_upstream_had_not_cached_saves_all_that_moved() -> None:
 
 def test_more_cached_never_costs_more() -> None:
     for point in POINTS:
-        costs = [at(point, Policy(offload=COMPACT), Billed(100_000, cached))[1] for cached in range(0, 100_001, 5_000)]
+        costs = [
+            at(point, Policy(offload=COMPACT), Billed(100_000, cached))[1]
+            for cached in range(0, 100_001, 5_000)
+        ]
         assert [one.before for one in costs] == sorted((one.before for one in costs), reverse=True)
         assert [one.after for one in costs] == sorted((one.after for one in costs), reverse=True)
 
@@ -105,7 +121,9 @@ def test_a_snapshot_is_shown_from_the_next_request_on_and_its_call_is_paid_once(
     found = [at(point, policy) for point in POINTS]
     place = next(place for place, (plan, _) in enumerate(found) if plan.boundaries)
     (_, wanted), (_, shown), (_, later) = found[place : place + 3]
-    assert wanted.compressed == 0 and wanted.tokens == sum(one.tokens for one in SESSION[: POINTS[place]])
+    assert wanted.compressed == 0 and wanted.tokens == sum(
+        one.tokens for one in SESSION[: POINTS[place]]
+    )
     price = summary_cost(COMPRESS, wanted.tokens)
     assert wanted.after == pytest.approx(wanted.before + price, abs=1)
     assert shown.compressed > 0 and shown.tokens < wanted.tokens - 2_000
@@ -114,7 +132,9 @@ def test_a_snapshot_is_shown_from_the_next_request_on_and_its_call_is_paid_once(
 
 
 def test_who_waits_for_a_snapshot_has_it_at_once() -> None:
-    waiting = msgspec.structs.replace(COMPRESS, compress=Compress(snapshot_tokens=300, wait=Wait.ALWAYS))
+    waiting = msgspec.structs.replace(
+        COMPRESS, compress=Compress(snapshot_tokens=300, wait=Wait.ALWAYS)
+    )
     found = [at(point, Policy(offload=waiting)) for point in POINTS]
     place = next(place for place, (plan, _) in enumerate(found) if plan.boundaries)
     assert found[place][1].compressed > 0
@@ -126,7 +146,9 @@ def test_who_waits_for_a_snapshot_has_it_at_once() -> None:
 
 def test_a_result_that_nobody_has_seen_counts_as_its_preview() -> None:
     unseen = Policy(
-        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, cache_write=1.0, unseen_limit=2_000)
+        offload=written.offload(
+            mode=Mode.COMPACT, max_total_tokens=4_000, cache_write=1.0, unseen_limit=2_000
+        )
     )
     plan, seen = at(POINTS[2], unseen)
     assert plan.moves and not plan.events
@@ -146,7 +168,9 @@ def test_an_empty_history_costs_its_head() -> None:
     policy = Policy(offload=Offload())
     empty = forecast([], fold([], policy.offload, Room()), policy, 0, OURS)
     assert (empty.tokens, empty.before, empty.after) == (0, 0, 0)
-    assert forecast([], fold([], policy.offload, Room()), policy, 0, OURS, Billed(10, 5)).tokens == 0
+    assert (
+        forecast([], fold([], policy.offload, Room()), policy, 0, OURS, Billed(10, 5)).tokens == 0
+    )
 
 
 def test_a_long_request_costs_twice_as_much_where_the_list_says_so() -> None:

@@ -40,7 +40,9 @@ def test_the_blocks_of_a_wrapper_follow_one_another() -> None:
         LOG,
         json.dumps([{"flight": "HAT057", "origin": "JFK", "text": "late"}] * 20),
         json.dumps({"rows": [1, 2, 3], "content": "three rows"}),
-        json.dumps({"content": [{"type": "text", "text": LOG}, {"type": "image", "data": "iVBO" * 300}]}),
+        json.dumps(
+            {"content": [{"type": "text", "text": LOG}, {"type": "image", "data": "iVBO" * 300}]}
+        ),
         '{"content": "cut off in the mid',
         '"""A docstring."""\nimport os\n',
         "[File: /src/app.py (146 lines total)]\n1:import os",

@@ -1,4 +1,5 @@
-"""Hostile JSON, events and tool calls cost what their size costs, and no object is made of what is too many."""
+"""Hostile JSON, events and tool calls cost what their size costs, and no object is made of what is
+too many."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", sample(["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"], 3)
+    "unit",
+    sample(["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"], 3),
 )
 @pytest.mark.parametrize("last", ["1" * 9_000 + "+", " " * 9_000, "x"])
 def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
@@ -95,7 +97,7 @@ def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
     assert_linear(lambda times: [looked_at(times) for _ in range(20)], 1, 2)
 
 
-# -- replies ----------------------------------------------------------------------------------------------------------
+# -- replies ---------------------------------------------------------------------------------------
 
 
 def fed(data: bytes, step: int) -> int:
@@ -132,11 +134,19 @@ def deltas(made: Callable[[int], dict[str, object]], number: int) -> list[CallDe
 
 
 CALLS: dict[str, Callable[[int], dict[str, object]]] = {
-    "the name again and again": lambda place: {"function": {"name": "write", "arguments": '{"' if not place else "x"}},
-    "braces": lambda place: {"function": {"name": "write", "arguments": '{"a":{' if not place else '"b":{},'}},
+    "the name again and again": lambda place: {
+        "function": {"name": "write", "arguments": '{"' if not place else "x"}
+    },
+    "braces": lambda place: {
+        "function": {"name": "write", "arguments": '{"a":{' if not place else '"b":{},'}
+    },
     "the name in pieces": lambda place: {"index": 0, "function": {"name": "ab"[place % 2] * 3}},
     "other members": lambda place: {"index": 0, f"x{place}": place, "function": {"arguments": "1"}},
-    "calls without end": lambda place: {"index": place, "id": f"c{place}", "function": {"name": "write"}},
+    "calls without end": lambda place: {
+        "index": place,
+        "id": f"c{place}",
+        "function": {"name": "write"},
+    },
 }
 
 

@@ -1,4 +1,5 @@
-"""Calls and results pair within their step; what fits into no pair stays where it is, with its step."""
+"""Calls and results pair within their step; what fits into no pair stays where it is, with its
+step."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from proxy.policy import Compress, Mode
 from tests import written
 from tests.written import fold
 
-# A history in words: u user, s system, ? an entry of we do not know whom, "a:x,y" an assistant with these calls, "r:x"
-# the result of x, "a?:x" and "r?:x" with something in them that we do not know.
+# A history in words: u user, s system, ? an entry of we do not know whom, "a:x,y" an assistant with
+# these calls, "r:x" the result of x, "a?:x" and "r?:x" with something in them that we do not know.
 
 
 def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
@@ -24,9 +25,13 @@ def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
 def parsed(word: str) -> tuple[Role, tuple[tuple[str, str], ...], str, bool]:
     kind, _, ids = word.partition(":")
     sealed = kind.endswith("?")
-    role = {"u": Role.USER, "s": Role.SYSTEM, "a": Role.ASSISTANT, "?": Role.SEALED}.get(kind[:1], Role.TOOL)
+    role = {"u": Role.USER, "s": Role.SYSTEM, "a": Role.ASSISTANT, "?": Role.SEALED}.get(
+        kind[:1], Role.TOOL
+    )
     if role is Role.ASSISTANT:
-        calls = tuple((one.rstrip("~"), f"tool_{one}") for one in ids.split(",")) if ":" in word else ()
+        calls = (
+            tuple((one.rstrip("~"), f"tool_{one}") for one in ids.split(",")) if ":" in word else ()
+        )
         return role, calls, "", sealed
     return role, (), ids, sealed
 
@@ -69,16 +74,32 @@ def staying(history: str) -> str:
         ("u a?:x r:x a u", ".!!..", {"sealed": 1}),
     ],
 )
-def test_what_fits_into_no_pair_stays_with_its_step(history: str, stays: str, irregular: dict[str, int]) -> None:
+def test_what_fits_into_no_pair_stays_with_its_step(
+    history: str, stays: str, irregular: dict[str, int]
+) -> None:
     pairing = Pairing()
     walked(history, pairing)
     assert (staying(history), pairing.irregular, pairing.open) == (stays, irregular, {})
 
 
 def test_results_find_their_tools_and_equal_ids_in_order() -> None:
-    assert [place.tool for place in walked("u a:x,y r:y r:x r:z")] == ["", "", "tool_y", "tool_x", ""]
+    assert [place.tool for place in walked("u a:x,y r:y r:x r:z")] == [
+        "",
+        "",
+        "tool_y",
+        "tool_x",
+        "",
+    ]
     assert [place.tool for place in walked("a:x,x~ r:x r:x")] == ["", "tool_x", "tool_x~"]
-    assert [place.fits for place in walked("a:x r:x r:x ? u a? u?")] == [True, True, False, False, True, False, False]
+    assert [place.fits for place in walked("a:x r:x r:x ? u a? u?")] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_call_at_the_end_may_still_be_answered() -> None:
@@ -88,7 +109,10 @@ def test_a_call_at_the_end_may_still_be_answered() -> None:
     assert pairing.open and not pairing.irregular
 
 
-WORDS = st.lists(st.sampled_from(["u", "s", "a", "a:x", "a:x,y", "a:x,x", "r:x", "r:y", "?", "a?", "u?"]), max_size=30)
+WORDS = st.lists(
+    st.sampled_from(["u", "s", "a", "a:x", "a:x,y", "a:x,x", "r:x", "r:y", "?", "a?", "u?"]),
+    max_size=30,
+)
 
 
 @given(WORDS, st.integers(0, 30))
@@ -101,22 +125,38 @@ def test_a_copy_goes_on_where_the_first_part_ended(words: list[str], cut: int) -
     assert vars(first) == state
 
 
-# -- in the plan ------------------------------------------------------------------------------------------------------
+# -- in the plan -----------------------------------------------------------------------------------
 
 OFFLOAD = written.offload(
-    mode=Mode.COMPRESS, max_total_tokens=1_000, keep_views=1, pin_user_tokens=20, compress=Compress(snapshot_tokens=100)
+    mode=Mode.COMPRESS,
+    max_total_tokens=1_000,
+    keep_views=1,
+    pin_user_tokens=20,
+    compress=Compress(snapshot_tokens=100),
 )
 
 
 def cut(history: str) -> str:
-    """What the last cut leaves: of the messages before it, those that it keeps; `|`; everything after it."""
+    """What the last cut leaves: of the messages before it, those that it keeps; `|`; everything
+    after it."""
     words = history.split()
     items = [
-        Item(parsed(word)[0], 10 if word[0] in "us" else 600, *(600, 600), 0, place.stays, place.stays_before)
+        Item(
+            parsed(word)[0],
+            10 if word[0] in "us" else 600,
+            *(600, 600),
+            0,
+            place.stays,
+            place.stays_before,
+        )
         for word, place in zip(words, walked(history), strict=True)
     ]
     [*_, boundary] = fold(items, OFFLOAD, Room()).boundaries
-    kept = [word for index, word in enumerate(words[: boundary.end]) if index in boundary.pins or word == "s"]
+    kept = [
+        word
+        for index, word in enumerate(words[: boundary.end])
+        if index in boundary.pins or word == "s"
+    ]
     return " ".join([*kept, "|", *words[boundary.end :]])
 
 
@@ -142,4 +182,7 @@ def test_a_cut_puts_no_user_message_directly_after_results_that_stay() -> None:
     assert cut("s u a:x r:x r:q a:y r:y a u a:y r:y a:z r:z") == "s u a:x r:x r:q a u | a:z r:z"
     assert cut("s u a:x r:x r:q a:y r:y u a:y r:y a:z r:z") == "s u a:x r:x r:q u | a:z r:z"
     assert cut("s u a:x r:x r:q a:y r:y a:z r:z a u") == "s u a:x r:x r:q | a u"
-    assert cut("s u a:x r:x r:q a:y r:y a s u u a:z r:z a:y r:y") == "s u a:x r:x r:q a s u u | a:y r:y"
+    assert (
+        cut("s u a:x r:x r:q a:y r:y a s u u a:z r:z a:y r:y")
+        == "s u a:x r:x r:q a s u u | a:y r:y"
+    )

@@ -1,4 +1,5 @@
-"""The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles and sizes.
+"""The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles
+and sizes.
 
 `U` is a user message that is large enough to move, and `T` a result that may not.
 """
@@ -18,7 +19,14 @@ from proxy.policy import Compress, Mode, Offload
 from tests import written
 from tests.written import fold
 
-ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL, "T": Role.TOOL}
+ROLES = {
+    "s": Role.SYSTEM,
+    "u": Role.USER,
+    "U": Role.USER,
+    "a": Role.ASSISTANT,
+    "t": Role.TOOL,
+    "T": Role.TOOL,
+}
 BRIEF, GLIMPSE = 50, 550
 
 
@@ -35,7 +43,8 @@ def item(word: str) -> Item:
 
 
 def policy(mode: Mode = Mode.COMPACT, **changes: object) -> Offload:
-    """Small numbers, and free reads, so that only the ceiling and the window count unless a test says otherwise."""
+    """Small numbers, and free reads, so that only the ceiling and the window count unless a test
+    says otherwise."""
     defaults: dict[str, object] = {
         "max_total_tokens": 1000,
         "max_tool_message_tokens": 200,
@@ -53,7 +62,7 @@ def planned(text: str, offload: Offload | None = None, room: Room | None = None)
     return fold(history(text), offload or policy(), room or Room())
 
 
-# -- compaction -------------------------------------------------------------------------------------------------------
+# -- compaction ------------------------------------------------------------------------------------
 
 TABLE = {
     "nothing to do": ("s u a t:900 a u", [], []),
@@ -76,11 +85,15 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("text", "moved", "points"), TABLE.values(), ids=TABLE.keys())
-def test_above_the_ceiling_the_oldest_results_move(text: str, moved: list[int], points: list[int]) -> None:
+def test_above_the_ceiling_the_oldest_results_move(
+    text: str, moved: list[int], points: list[int]
+) -> None:
     plan = planned(text)
     assert sorted(plan.moves) == moved
     assert [event.point for event in plan.events] == points
-    assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
+    assert plan.live == sum(
+        one.preview if index in moved else one.tokens for index, one in enumerate(history(text))
+    )
 
 
 def test_an_event_that_frees_less_than_a_tenth_of_the_ceiling_waits() -> None:
@@ -90,7 +103,9 @@ def test_an_event_that_frees_less_than_a_tenth_of_the_ceiling_waits() -> None:
     assert sorted(planned("s u a:3000 t:340 a t:340 a u", offload).moves) == [3, 5]
 
 
-@pytest.mark.parametrize(("window", "ceiling"), [(None, 30_000), (100_000, 30_000), (50_000, 30_000), (16_000, 9_600)])
+@pytest.mark.parametrize(
+    ("window", "ceiling"), [(None, 30_000), (100_000, 30_000), (50_000, 30_000), (16_000, 9_600)]
+)
 def test_the_ceiling_is_at_most_a_share_of_the_window(window: int | None, ceiling: int) -> None:
     assert planned("u a t:500 a u", Offload(), Room(window)).standing.ceiling == ceiling
     for result, moved in ((5_000, 0), (5_001, 1)):
@@ -99,7 +114,8 @@ def test_the_ceiling_is_at_most_a_share_of_the_window(window: int | None, ceilin
 
 
 def test_a_huge_unseen_result_is_previewed_at_first_sight() -> None:
-    """Too large to be sent even once: previewed at once, and shortened further at the next event."""
+    """Too large to be sent even once: previewed at once, and shortened further at the next
+    event."""
     offload = policy(limit=5000, max_total_tokens=550)
     assert planned("s u a t:5000", offload).moves == {}
     plan = planned("s u a t:5001", offload)
@@ -111,7 +127,8 @@ def test_a_huge_unseen_result_is_previewed_at_first_sight() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "moved"), [(0, [3, 5]), (1, [3, 5]), (2, [3, 5]), (3, [3]), (4, [3]), (5, []), (99, [])]
+    ("keep", "moved"),
+    [(0, [3, 5]), (1, [3, 5]), (2, [3, 5]), (3, [3]), (4, [3]), (5, []), (99, [])],
 )
 def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]) -> None:
     text = "s u a t:1500 a t:1500 a u"
@@ -119,7 +136,9 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS])
-def test_a_system_message_that_a_client_moves_to_the_end_of_each_request_changes_nothing_before_it(mode: Mode) -> None:
+def test_a_system_message_that_a_client_moves_to_the_end_of_each_request_changes_nothing_before_it(
+    mode: Mode,
+) -> None:
     text, offload = "s u a:900 t:1500 a:900 t:10 a u", policy(mode, keep_recent_count=2)
     plan = planned(text, offload)
     assert plan.events
@@ -129,7 +148,8 @@ def test_a_system_message_that_a_client_moves_to_the_end_of_each_request_changes
 
 
 def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
-    """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
+    """So the request before it had no tools of ours, and a summary call on its prefix must not have
+    them either."""
     offload = policy(Mode.COMPRESS, limit=5000, max_total_tokens=2100)
     plan = planned("s u a:2000 t:10 a t:6000", offload)
     assert plan.moves == {5: Move(first_preview=True, event=0)}
@@ -138,13 +158,14 @@ def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("move", "tokens"), [(None, 900), (Move(True, 0), GLIMPSE), (Move(True, 2), BRIEF), (Move(False, 1), BRIEF)]
+    ("move", "tokens"),
+    [(None, 900), (Move(True, 0), GLIMPSE), (Move(True, 2), BRIEF), (Move(False, 1), BRIEF)],
 )
 def test_live_tokens_of_a_message(move: Move | None, tokens: int) -> None:
     assert live(item("t:900"), move) == tokens
 
 
-# -- compression ------------------------------------------------------------------------------------------------------
+# -- compression -----------------------------------------------------------------------------------
 
 
 def test_auto_summarises_only_if_compaction_frees_too_little() -> None:
@@ -157,18 +178,32 @@ def test_auto_summarises_only_if_compaction_frees_too_little() -> None:
 def test_a_later_summary_replaces_the_snapshot() -> None:
     plan = planned("s u " + "a:600 t:10 " * 8 + "a u", policy(Mode.COMPRESS))
     assert len(plan.boundaries) > 1
-    assert [boundary.end for boundary in plan.boundaries] == sorted({boundary.end for boundary in plan.boundaries})
+    assert [boundary.end for boundary in plan.boundaries] == sorted(
+        {boundary.end for boundary in plan.boundaries}
+    )
     taken = sum(
-        one.tokens for index, one in enumerate(history("s u " + "a:600 t:10 " * 8)) if index < plan.boundaries[-1].end
+        one.tokens
+        for index, one in enumerate(history("s u " + "a:600 t:10 " * 8))
+        if index < plan.boundaries[-1].end
     )
     whole = 20 + 610 * 8 + 20
     assert plan.live == whole - taken + 20 + 100
 
 
 PINS: dict[str, tuple[str, int | None, int, set[int]]] = {
-    "the user's first message, then the newest": ("s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u", 1, 11, {1, 5, 7, 9}),
+    "the user's first message, then the newest": (
+        "s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u",
+        1,
+        11,
+        {1, 5, 7, 9},
+    ),
     "one that does not fit ends them": ("s u a u:20 a u:101 a u a:2000 t:10 a u", None, 10, {1, 7}),
-    "later system messages have a budget": ("s u a s:60 a s:50 a u:60 a s:40 a:2000 t:10 a u", None, 12, {1, 5, 7, 9}),
+    "later system messages have a budget": (
+        "s u a s:60 a s:50 a u:60 a s:40 a:2000 t:10 a u",
+        None,
+        12,
+        {1, 5, 7, 9},
+    ),
 }
 
 
@@ -204,9 +239,15 @@ def test_an_event_does_not_wait_beyond_the_next_one_or_without_a_summary() -> No
 def test_a_result_moved_at_first_sight_does_not_wait() -> None:
     offload = policy(Mode.AUTO, limit=5000)
     plan = planned("s u a:2000 t:5001 a:100 u a t:6000", offload)
-    assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
+    assert plan.moves == {
+        3: Move(first_preview=True, event=1),
+        7: Move(first_preview=True, event=0),
+    }
     assert len(plan.boundaries) == 1
-    assert plan.shown(None).moves == {3: Move(first_preview=True, event=0), 7: Move(first_preview=True, event=0)}
+    assert plan.shown(None).moves == {
+        3: Move(first_preview=True, event=0),
+        7: Move(first_preview=True, event=0),
+    }
 
 
 def test_unanswered_messages_are_never_summarised() -> None:
@@ -215,8 +256,11 @@ def test_unanswered_messages_are_never_summarised() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.COMPRESS])
-def test_a_history_with_very_many_messages_that_stay_is_not_summarised_any_further(mode: Mode) -> None:
-    """All boundaries name them, so that a history of many boundaries would take quadratic time and memory."""
+def test_a_history_with_very_many_messages_that_stay_is_not_summarised_any_further(
+    mode: Mode,
+) -> None:
+    """All boundaries name them, so that a history of many boundaries would take quadratic time and
+    memory."""
     lost = Item(Role.TOOL, 3, 3, 3, stays=True)
     for room in (Room(), Room(window=3000)):
         state = Fold(policy(mode), room)
@@ -229,7 +273,7 @@ def test_a_history_with_very_many_messages_that_stay_is_not_summarised_any_furth
         assert state.pins == sum(len(boundary.pins) for boundary in boundaries)
 
 
-# -- what the user says ------------------------------------------------------------------------------------------------
+# -- what the user says ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.AUTO, Mode.COMPRESS])
@@ -259,7 +303,10 @@ def test_previews_of_large_user_messages_are_bounded() -> None:
 def test_a_large_user_message_moves_at_the_first_event_after_it_left_the_last_two() -> None:
     text = "s u a U:5000 a:900 t:900 a u"
     assert sorted(planned(text).moves) == [5]
-    assert {index: move.event for index, move in planned(text + " a u").moves.items()} == {5: 1, 3: 2}
+    assert {index: move.event for index, move in planned(text + " a u").moves.items()} == {
+        5: 1,
+        3: 2,
+    }
 
 
 def test_a_full_window_moves_large_user_messages_that_an_earlier_event_had_to_leave() -> None:
@@ -279,7 +326,7 @@ def test_leading_system_messages_change_no_decision_within_their_share_of_the_wi
             assert decided[0] == decided[1] == decided[2]
 
 
-# -- the window -------------------------------------------------------------------------------------------------------
+# -- the window ------------------------------------------------------------------------------------
 
 
 def test_a_full_window_moves_every_seen_result_of_any_size() -> None:
@@ -293,7 +340,8 @@ def test_a_window_still_full_summarises_everything_before_the_unseen() -> None:
     room = Room(window=2000, aside=750)
     text = "s u a:400 t:10 a:400 t:10 a:10 t:300"
     assert [
-        boundary.end for boundary in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).boundaries
+        boundary.end
+        for boundary in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).boundaries
     ] == [6]
     assert planned(text, policy(Mode.COMPACT, max_total_tokens=10_000), room).boundaries == ()
 
@@ -305,12 +353,13 @@ def test_a_request_that_never_fits_does_not_pay_for_a_summary_at_every_turn() ->
     assert len(plan.boundaries) <= 4
 
 
-# -- properties -------------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Item]:
-    """Valid chats: steps of an assistant message and its results, user and system messages between them."""
+    """Valid chats: steps of an assistant message and its results, user and system messages between
+    them."""
     items = history("s") if draw(st.booleans()) else []
     sizes = st.sampled_from([5, 60, 199, 200, 201, 400, 900, 1500, 6000])
     for kind in draw(st.lists(st.sampled_from("uuUasaaa"), max_size=40)):
@@ -325,7 +374,9 @@ def histories(draw: st.DrawFn) -> list[Item]:
 def points(items: list[Item]) -> Iterator[int]:
     """The number of messages in each request of the client."""
     for index, one in enumerate(items):
-        if one.role is Role.ASSISTANT and (index == 0 or items[index - 1].role is not Role.ASSISTANT):
+        if one.role is Role.ASSISTANT and (
+            index == 0 or items[index - 1].role is not Role.ASSISTANT
+        ):
             yield index
 
 
@@ -364,12 +415,19 @@ def test_summary_boundaries_fall_between_steps_and_pins_have_budgets(
     for boundary in plan.boundaries:
         point = plan.events[boundary.event - 1].point
         assert boundary.end == len(items) or items[boundary.end].role is not Role.TOOL
-        assert all(items[index].role in (Role.USER, Role.SYSTEM) and index < boundary.end for index in boundary.pins)
+        assert all(
+            items[index].role in (Role.USER, Role.SYSTEM) and index < boundary.end
+            for index in boundary.pins
+        )
         users = [index for index in range(point) if items[index].role is Role.USER]
         kept = {index for index in (*users[:1], *users[-2:]) if index < boundary.end}
         assert boundary.pins >= kept, "the first and the last two of that time"
         for role in (Role.USER, Role.SYSTEM):
-            small = [items[index] for index in boundary.pins - kept if items[index].preview == items[index].tokens]
+            small = [
+                items[index]
+                for index in boundary.pins - kept
+                if items[index].preview == items[index].tokens
+            ]
             counted = [one.tokens for one in small if one.role is role]
             assert sum(counted) <= offload.pin_user_tokens
     ends = [boundary.end for boundary in plan.boundaries]
@@ -383,7 +441,9 @@ def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: R
     gone = set[int]()
     for boundary in plan.boundaries[-1:]:
         gone = set(range(leading, boundary.end)) - boundary.pins
-    left = sum(live(one, plan.moves.get(index)) for index, one in enumerate(items) if index not in gone)
+    left = sum(
+        live(one, plan.moves.get(index)) for index, one in enumerate(items) if index not in gone
+    )
     assert plan.live == left + (offload.compress.snapshot_tokens if plan.boundaries else 0)
     assert plan.fits == room.holds(plan.live)
 
@@ -400,7 +460,11 @@ def test_unseen_results_are_sent_whole(items: list[Item], offload: Offload) -> N
 
 @given(histories(), offloads, rooms, st.integers(0, 3000), st.data())
 def test_asking_a_fold_for_its_plan_does_not_change_it(
-    items: list[Item], offload: Offload, room: Room, tool_definition_tokens: int, data: st.DataObject
+    items: list[Item],
+    offload: Offload,
+    room: Room,
+    tool_definition_tokens: int,
+    data: st.DataObject,
 ) -> None:
     state = Fold(offload, room, tool_definition_tokens)
     for number, one in enumerate(items):
@@ -412,14 +476,19 @@ def test_asking_a_fold_for_its_plan_does_not_change_it(
 
 
 @given(histories(), offloads, rooms)
-def test_a_message_is_moved_only_if_it_gets_smaller(items: list[Item], offload: Offload, room: Room) -> None:
+def test_a_message_is_moved_only_if_it_gets_smaller(
+    items: list[Item], offload: Offload, room: Room
+) -> None:
     for index, move in fold(items, offload, room).moves.items():
         assert items[index].role in (Role.TOOL, Role.USER)
-        assert (items[index].preview if move.event else items[index].first_preview) < items[index].tokens
+        assert (items[index].preview if move.event else items[index].first_preview) < items[
+            index
+        ].tokens
 
 
 def test_planning_is_linear_in_the_history() -> None:
-    """Ten thousand messages, an event at nearly every turn: it may not look back over all of them each time."""
+    """Ten thousand messages, an event at nearly every turn: it may not look back over all of them
+    each time."""
     items = history("s u " + "a:10 t:300 " * 5000)
     offload = policy(max_total_tokens=0)
     touched = 0

@@ -39,7 +39,8 @@ def test_the_first_preview_shows_a_screen_or_more_by_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "lines"), [("", 0), ("\n", 1), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)]
+    ("text", "lines"),
+    [("", 0), ("\n", 1), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)],
 )
 def test_a_preview_counts_lines(text: str, lines: int) -> None:
     assert preview.line_count(text) == lines
@@ -47,10 +48,12 @@ def test_a_preview_counts_lines(text: str, lines: int) -> None:
 
 @given(st.text(min_size=11))
 def test_the_head_of_a_preview_is_copied_exactly(text: str) -> None:
-    assert preview.replacement(text, "f", "o", 1, SHAPE).startswith(text[:10] + "... (detailed result is stored in ")
+    assert preview.replacement(text, "f", "o", 1, SHAPE).startswith(
+        text[:10] + "... (detailed result is stored in "
+    )
 
 
-# -- names of files ----------------------------------------------------------------------------------------------------
+# -- names of files --------------------------------------------------------------------------------
 
 
 def label(tool: str, **arguments: Any) -> Label:
@@ -63,7 +66,11 @@ def label(tool: str, **arguments: Any) -> Label:
         ("read_log", {"path": "/var/log/billing.log"}, "billing.log"),
         ("read", {"file_path": "C:\\app\\mailer\\settings.py"}, "settings.py"),
         ("open", {"files": [{"file_path": "a/b.py", "start": 3}]}, "b.py"),
-        ("edit", {"command": "view", "path": "/testbed/core/base.py", "view_range": [1, 2]}, "base.py"),
+        (
+            "edit",
+            {"command": "view", "path": "/testbed/core/base.py", "view_range": [1, 2]},
+            "base.py",
+        ),
         ("write", {"file_text": "import other.module\nx = 1", "path": "new.py"}, "new.py"),
         ("fetch", {"url": "https://me:pw@example.org/docs/page?token=abc#top"}, "page"),
         ("fetch", {"url": "https://me:pw@example.org/"}, "example.org"),
@@ -88,7 +95,9 @@ def label(tool: str, **arguments: Any) -> Label:
         ("-", {}, "tool"),
     ],
 )
-def test_a_file_is_named_after_what_identifies_the_call(tool: str, arguments: dict[str, Any], stem: str) -> None:
+def test_a_file_is_named_after_what_identifies_the_call(
+    tool: str, arguments: dict[str, Any], stem: str
+) -> None:
     assert label(tool, **arguments).stem == stem
 
 
@@ -98,7 +107,9 @@ def test_a_label_says_what_the_text_is() -> None:
     assert made.about == "result of read_log /var/log/billing.log"
     assert made.said == ("/var/log/billing.log", "read_log")
     assert made.tokens == len("billing.log") + len("result of read_log")
-    assert label("web-search", query="x").origin == "result of web-search", "the model knows it by this name"
+    assert label("web-search", query="x").origin == "result of web-search", (
+        "the model knows it by this name"
+    )
     assert label("search", query="咖啡").about == "result of search 咖啡"
     assert label("bash", command="cat a.log\n | wc").about == "result of bash cat a.log | wc"
     assert label("bash", command="cat " + "x" * 500).about == "result of bash cat " + "x" * 76 + "…"
@@ -113,7 +124,9 @@ def test_the_paths_in_a_command_are_words_for_its_result() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["not json at all", "cat /var/log/a.log", '["a.log", ["b.log"]]', '"a.log"', ""])
+@pytest.mark.parametrize(
+    "arguments", ["not json at all", "cat /var/log/a.log", '["a.log", ["b.log"]]', '"a.log"', ""]
+)
 def test_arguments_need_not_be_an_object(arguments: str) -> None:
     assert preview.of_call("t", arguments, len).stem in ("not_json_at", "a.log", "t")
 
@@ -121,7 +134,9 @@ def test_arguments_need_not_be_an_object(arguments: str) -> None:
 @given(
     st.text(max_size=50),
     st.recursive(
-        st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+        st.text() | st.integers(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
     ),
 )
 def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
@@ -129,11 +144,15 @@ def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     name = preview.file_name(made, "0" * 32, 32)
     assert re.fullmatch(r"[A-Za-z0-9_.]+", name), "readers take names out of texts with this"
     assert is_part(name) and len(name) <= preview.STEM_CHARS + 40
-    assert len(made.said) <= preview.SAID + 1 and all(len(word) <= preview.SAID_CHARS for word in made.said)
+    assert len(made.said) <= preview.SAID + 1 and all(
+        len(word) <= preview.SAID_CHARS for word in made.said
+    )
     assert len(made.about) < 200 and "\n" not in made.about
 
 
-@pytest.mark.parametrize("text", sample(["a/", "a", "a.1", "/", ".", "~", "a~", "a.b ", "-", "@"], 4))
+@pytest.mark.parametrize(
+    "text", sample(["a/", "a", "a.1", "/", ".", "~", "a~", "a.b ", "-", "@"], 4)
+)
 def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(preview, "_TEXT_CHARS", 10_000_000)
     assert_linear(preview.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
@@ -163,16 +182,24 @@ def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
         return 1
 
     made = preview.of_call(
-        "t", json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}), count
+        "t",
+        json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}),
+        count,
     )
     assert len(made.said) <= preview.SAID + 1 and calls < 200
 
 
-# -- the names of a history -------------------------------------------------------------------------------------------
+# -- the names of a history ------------------------------------------------------------------------
 
 
-def message(role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = "") -> Message:
-    pieces = (Piece(None, digest, 1000, 50, 1000, preview.of_kind("tool result", len)),) if digest else ()
+def message(
+    role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = ""
+) -> Message:
+    pieces = (
+        (Piece(None, digest, 1000, 50, 1000, preview.of_kind("tool result", len)),)
+        if digest
+        else ()
+    )
     made = calls or {}
     ids = tuple((id, "t") for id in made)
     return Message(b"d", role, b"m", 1000, pieces, ids, answers, labels=tuple(made.values()))
@@ -196,19 +223,38 @@ FIRST, TWIN, OTHER = "123456789abcdef0" + "a" * 16, "123456789abcdef0" + "b" * 1
 
 def test_a_name_is_made_of_the_call_and_the_text() -> None:
     assert names([asking(x=A), answered("x", FIRST)]) == ["a.log.123456789abcdef0.txt"]
-    assert names([answered("x", FIRST)]) == ["tool_result.123456789abcdef0.txt"], "its call is not known"
-    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result.123456789abcdef0.txt"]
+    assert names([answered("x", FIRST)]) == ["tool_result.123456789abcdef0.txt"], (
+        "its call is not known"
+    )
+    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == [
+        "tool_result.123456789abcdef0.txt"
+    ]
 
 
 def test_two_texts_never_share_a_name_and_equal_texts_share_a_file() -> None:
-    history = [asking(x=A, y=A, z=A), answered("x", FIRST), answered("y", TWIN), answered("z", FIRST)]
-    assert names(history) == ["a.log.123456789abcdef0.txt", f"a.log.{TWIN}.txt", "a.log.123456789abcdef0.txt"]
+    history = [
+        asking(x=A, y=A, z=A),
+        answered("x", FIRST),
+        answered("y", TWIN),
+        answered("z", FIRST),
+    ]
+    assert names(history) == [
+        "a.log.123456789abcdef0.txt",
+        f"a.log.{TWIN}.txt",
+        "a.log.123456789abcdef0.txt",
+    ]
 
 
 @pytest.mark.parametrize("cut", range(5))
 def test_names_do_not_depend_on_where_a_history_is_continued(cut: int) -> None:
     """A name depends on what came before it, however many requests it took."""
-    history = [asking(x=A, y=A), answered("x", FIRST), answered("y", TWIN), asking(x=A), answered("x", OTHER)]
+    history = [
+        asking(x=A, y=A),
+        answered("x", FIRST),
+        answered("y", TWIN),
+        asking(x=A),
+        answered("x", OTHER),
+    ]
     begun, naming = Naming().named(history[:cut])
     rest, _ = naming.named(history[cut:])
     assert [*begun, *rest] == Naming().named(history)[0]
@@ -225,7 +271,9 @@ def test_a_name_adds_to_the_tokens_of_the_reference() -> None:
 
 def test_what_depends_on_the_name_is_not_taken_for_what_depends_on_the_bytes() -> None:
     [_, one], _ = Naming().named([asking(x=A), answered("x", FIRST)])
-    [_, other], _ = Naming().named([asking(x=label("read_log", path="b.log")), answered("x", FIRST)])
+    [_, other], _ = Naming().named(
+        [asking(x=label("read_log", path="b.log")), answered("x", FIRST)]
+    )
     assert len({one.key, other.key, one.digest}) == 3
 
 
@@ -240,12 +288,22 @@ NAME = f"a.log.{DIGEST}.txt"
         (f"context_store: \\/context_store\\/{NAME}", {NAME}),
         (f"context_store:\\n{NAME}", {NAME}),
         (f"context_store:\\u0020{NAME}", {NAME}),
-        ("/context_store/compressed_group_0123456789abcdef.txt", {"compressed_group_0123456789abcdef.txt"}),
+        (
+            "/context_store/compressed_group_0123456789abcdef.txt",
+            {"compressed_group_0123456789abcdef.txt"},
+        ),
         (f"{NAME} without its folder", set()),
-        ("context_store a.log.0123456789abcde.txt, .0123456789abcdef.txt, a.0123456789abcdef.txt2", set()),
-        # Markdown escapes an underscore; within JSON its backslash is two, and within JSON of JSON four
+        (
+            "context_store a.log.0123456789abcde.txt, .0123456789abcdef.txt, a.0123456789abcdef.txt2",
+            set(),
+        ),
+        # Markdown escapes an underscore; within JSON its backslash is two, and within JSON of JSON
+        # four
         *(
-            (f"context{escape}_store/compressed{escape}_group{escape}_{DIGEST}.txt", {f"compressed_group_{DIGEST}.txt"})
+            (
+                f"context{escape}_store/compressed{escape}_group{escape}_{DIGEST}.txt",
+                {f"compressed_group_{DIGEST}.txt"},
+            )
             for escape in ("\\\\", "\\\\\\\\")
         ),
         ("context_store:\\n" + "x\\\\_" * 20 + f"x.{DIGEST}.txt", {"x_" * 20 + f"x.{DIGEST}.txt"}),
@@ -261,10 +319,12 @@ def test_a_long_body_is_looked_at_in_linear_time() -> None:
     begin = b"context_store "
     for word in (b"some-words_in.a-text ", b"\\\\_", b"a" * 150 + b"\\_" + NAME.encode()):
         words = word * (400_000 // len(word))
-        assert_linear(lambda body: preview.names_in(body, "/context_store"), begin + words, begin + 2 * words)
+        assert_linear(
+            lambda body: preview.names_in(body, "/context_store"), begin + words, begin + 2 * words
+        )
 
 
-# -- long texts: one call into C holds the interpreter's lock until it ends --------------------------------------------
+# -- long texts: one call into C holds the interpreter's lock until it ends ------------------------
 
 LONG = "".join(random.Random(1).choices('a\n"\\é語😀\x00', k=3 * CHUNK + 17))
 

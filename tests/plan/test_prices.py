@@ -26,14 +26,26 @@ OPENAI, GATEWAY = "https://api.openai.com/v1", "http://litellm:4000"
         (OPENAI, "gpt-4o-mini-2024-07-18", 0.5, 1.0, 0.15),
         ("https://mine.openai.azure.com/openai/v1", "gpt-4.1", 0.25, 1.0, 2.0),
         ("https://mine.openai.azure.com/openai", "gpt-4o-prod", 0.5, 1.0, 2.5),
-        ("https://us-east5-aiplatform.googleapis.com/v1", "claude-sonnet-4-5@20250929", 0.1, 1.25, 3.0),
+        (
+            "https://us-east5-aiplatform.googleapis.com/v1",
+            "claude-sonnet-4-5@20250929",
+            0.1,
+            1.25,
+            3.0,
+        ),
         (GATEWAY, "openai/gpt-5.4", 0.1, 1.0, 2.5),
         (GATEWAY, "openai/o3-mini", 0.5, 1.0, 1.1),
         ("https://openrouter.ai/api/v1", "anthropic/claude-opus-4.5", 0.1, 1.25, 5.0),
         ("http://10.0.0.3", "us.anthropic.claude-sonnet-4-5-20250929-v1:0", 0.1, 1.25, 3.0),
         ("https://api.anthropic.com", "claude-3-5-haiku-20241022", 0.1, 1.25, 0.8),
         ("https://api.anthropic.com", "claude-opus-5-5", 0.05, 1.25, 4.0),
-        ("https://generativelanguage.googleapis.com/v1beta/openai", "gemini-2.5-flash-lite", 0.1, 1.0, 0.1),
+        (
+            "https://generativelanguage.googleapis.com/v1beta/openai",
+            "gemini-2.5-flash-lite",
+            0.1,
+            1.0,
+            0.1,
+        ),
         ("https://api.deepseek.com", "deepseek-v4-pro", 0.033, 1.0, 0.66),
     ],
 )
@@ -45,7 +57,9 @@ def test_the_models_name_finds_its_prices(
     assert found.source.startswith("https://")
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:8080/v1", "http://localhost:11434", "http://[::1]:1"])
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8080/v1", "http://localhost:11434", "http://[::1]:1"]
+)
 def test_reading_is_free_on_loopback(address: str) -> None:
     assert price_of(address, "gpt-5.5") is FREE
     assert FREE.cached_read == 0
@@ -88,7 +102,13 @@ def test_any_text_has_prices(address: str, model: str) -> None:
     assert 0 <= price_of(address, model).cached_read <= price_of(address, model).cache_write
 
 
-PROVIDERS = {"OpenAI": "openai", "Anthropic": "anthropic", "Gemini": "google", "xAI": "x-ai", "DeepSeek": "deepseek"}
+PROVIDERS = {
+    "OpenAI": "openai",
+    "Anthropic": "anthropic",
+    "Gemini": "google",
+    "xAI": "x-ai",
+    "DeepSeek": "deepseek",
+}
 
 PRICED_UNLIKE = {
     "gpt-3.5": "it has no cache, and several prices",
@@ -102,7 +122,8 @@ PRICED_UNLIKE = {
 """Names of rows that the other table does not have, and why ours has them."""
 
 LAST = datetime(9999, 1, 1, tzinfo=UTC)
-"""Prices change on announced dates. We have the last ones, so that no test changes with the date."""
+"""Prices change on announced dates. We have the last ones, so that no test changes with the
+date."""
 
 
 def test_the_newest_table_of_others_has_the_same_prices() -> None:
@@ -126,7 +147,8 @@ def _found(provider: Any, name: str) -> Any:
 
 
 def _difference(row: Prices, model: Any) -> str:
-    """What the other table says otherwise. Of a tier it names the last token below, and we a round number."""
+    """What the other table says otherwise. Of a tier it names the last token below, and we a round
+    number."""
     found = model.get_prices(LAST)
     plain = _usual(found.input_mtok)
     read = _usual(found.cache_read_mtok or found.input_mtok) / plain
@@ -134,9 +156,19 @@ def _difference(row: Prices, model: Any) -> str:
     tiers = getattr(found.input_mtok, "tiers", None) or ()
     long_above = round(tiers[0].start, -3) if tiers else None
     long_factor = float(tiers[0].price) / plain if tiers else row.long_factor
-    ours = (row.cached_read, row.cache_write, row.input_price or plain, row.long_above, row.long_factor)
+    ours = (
+        row.cached_read,
+        row.cache_write,
+        row.input_price or plain,
+        row.long_above,
+        row.long_factor,
+    )
     others = (read, write, plain, long_above, long_factor)
-    return "" if ours == pytest.approx(others, abs=0.004, nan_ok=True) else f"ours {ours}, theirs {others}"
+    return (
+        ""
+        if ours == pytest.approx(others, abs=0.004, nan_ok=True)
+        else f"ours {ours}, theirs {others}"
+    )
 
 
 def _usual(price: Any) -> float:

@@ -40,9 +40,18 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "text dropped": (ONE, reply("", *ONE.calls)),
     "text trimmed": (reply("I look.\n\n", *ONE.calls), reply(" I look.", *ONE.calls)),
     "parts of a text trimmed": (reply("I look.\n\nIt is 42."), reply("I look.It is 42.")),
-    "parts of a text joined": (reply("I look.It is 42.", *ONE.calls), reply("I look.\nIt is 42.", *ONE.calls)),
-    "arguments reordered": (ONE, reply("", ToolCall("call_0", "look", '{ "limit":3,"path":"a.txt"}'))),
-    "a defaulted argument added": (ONE, reply("", call("call_0", path="a.txt", limit=3, deep=False, glob=""))),
+    "parts of a text joined": (
+        reply("I look.It is 42.", *ONE.calls),
+        reply("I look.\nIt is 42.", *ONE.calls),
+    ),
+    "arguments reordered": (
+        ONE,
+        reply("", ToolCall("call_0", "look", '{ "limit":3,"path":"a.txt"}')),
+    ),
+    "a defaulted argument added": (
+        ONE,
+        reply("", call("call_0", path="a.txt", limit=3, deep=False, glob="")),
+    ),
     "its own name added": (ONE, reply("", call("call_0", path="a.txt", limit=3, request="look"))),
     "an argument left out, with an id of its own": (OWN, reply("", call(RANDOM))),
     "a text added, with an id of its own": (OWN, reply("(edited)", *OWN.calls)),
@@ -50,7 +59,10 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
         reply("", call("", a={"b": None, "c": [{"d": None}]}, e=1)),
         reply("", call("", a={"c": [{}]}, e=1)),
     ),
-    "nulls written out": (reply("Hi.", call("", a={"c": 1})), reply("Hi.", call("", a={"b": None, "c": 1}, d=None))),
+    "nulls written out": (
+        reply("Hi.", call("", a={"c": 1})),
+        reply("Hi.", call("", a={"b": None, "c": 1}, d=None)),
+    ),
     "the first call kept": (TWO, reply("", TWO.calls[0])),
     "the second call kept": (TWO, reply("", TWO.calls[1])),
     "calls reordered": (TWO, reply("", *reversed(TWO.calls))),
@@ -59,7 +71,10 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "ids numbered anew": (OWN, reply("", call("call_12", path="a.txt"))),
     "calls dropped beside the text": (ONE, reply("I look.")),
     "calls as text": (ONE, reply(SMOLAGENTS)),
-    "calls as JSON text": (TWO, reply(json.dumps([{"id": "call_0", "name": "look", "args": {"path": "a.txt"}}]))),
+    "calls as JSON text": (
+        TWO,
+        reply(json.dumps([{"id": "call_0", "name": "look", "args": {"path": "a.txt"}}])),
+    ),
     "a call made of the text": (reply(CODE), reply(CODE + "\n</code>" + CODE_CALL)),
     "the tag closed at which the model stopped": (reply(CODE), reply(CODE + "</code>")),
     "thinking stripped": (THOUGHT, reply("It is 42.")),
@@ -76,7 +91,10 @@ OTHERS: dict[str, tuple[Visible, Visible]] = {
     "other arguments": (ONE, reply("", call("call_0", path="b.txt", limit=3))),
     "other arguments and the text": (ONE, reply("I look.", call("call_0", path="b.txt", limit=3))),
     "other arguments, with an id of its own": (OWN, reply("", call(RANDOM, path="b.txt"))),
-    "an argument that is no default": (ONE, reply("", call("call_0", path="a.txt", limit=3, glob="*.md"))),
+    "an argument that is no default": (
+        ONE,
+        reply("", call("call_0", path="a.txt", limit=3, glob="*.md")),
+    ),
     "a null for an argument": (ONE, reply("", call("call_0", path="a.txt", limit=None))),
     "an argument left out": (ONE, reply("", call("call_0", path="a.txt"))),
     "an id of the same kind": (OWN, reply("", call(OTHER_RANDOM, path="a.txt"))),
@@ -127,8 +145,11 @@ def test_long_texts_take_linear_time() -> None:
 
 
 def test_replies_with_many_calls_or_long_texts_are_not_compared() -> None:
-    """Each call would be compared with each, and looked for in the whole text, on the event loop."""
+    """Each call would be compared with each, and looked for in the whole text, on the event
+    loop."""
     many = reply("", *(call("call_0", number=number) for number in range(20_000)))
     assert not resembles(many, reply("", *reversed(many.calls)))
     said = "".join(f"'call_{number}' look {number} " for number in range(20_000))
-    assert not resembles(reply("", *(call(f"call_{number}", n=-1) for number in range(32))), reply(said * 10))
+    assert not resembles(
+        reply("", *(call(f"call_{number}", n=-1) for number in range(32))), reply(said * 10)
+    )

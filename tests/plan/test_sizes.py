@@ -33,7 +33,8 @@ HISTORIES = {
 
 
 def taken(root: Any, seen: dict[int, Any]) -> int:
-    """The bytes of all objects that are reachable from `root` and not `seen`, as the allocator rounds them.
+    """The bytes of all objects that are reachable from `root` and not `seen`, as the allocator
+    rounds them.
 
     `seen` holds the objects by their ids, as the id of one that is gone is soon that of another.
     """
@@ -54,16 +55,23 @@ def taken(root: Any, seen: dict[int, Any]) -> int:
 async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
     """A history, and the objects that it shares with others."""
     terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
-    for known in (terms, await MessageCache(Tokens()).history(dialect, [], terms, then=lambda history: history)):
+    for known in (
+        terms,
+        await MessageCache(Tokens()).history(dialect, [], terms, then=lambda history: history),
+    ):
         taken(known, shared)
     return await MessageCache(Tokens()).history(
-        dialect, [Raw(json.dumps(one).encode()) for one in messages], terms, then=lambda history: history
+        dialect,
+        [Raw(json.dumps(one).encode()) for one in messages],
+        terms,
+        then=lambda history: history,
     ), shared
 
 
 @pytest.mark.parametrize("name", HISTORIES)
 async def test_the_sizes_of_messages_and_histories_are_about_right(name: str) -> None:
-    """A cache must not take more than it counts. Some releases of Python need less for an object than others."""
+    """A cache must not take more than it counts. Some releases of Python need less for an object
+    than others."""
     history, shared = await read(*HISTORIES[name])
     messages = taken(list(history.messages), shared)
     assert sum(message.size() for message in history.messages) == pytest.approx(messages, rel=0.15)
@@ -72,5 +80,7 @@ async def test_the_sizes_of_messages_and_histories_are_about_right(name: str) ->
 
 
 async def test_a_history_without_a_plan_takes_no_more_than_is_counted() -> None:
-    history, shared = await read(NAMED["chat"], [{"role": "user", "content": f"hello {i}"} for i in range(4)])
+    history, shared = await read(
+        NAMED["chat"], [{"role": "user", "content": f"hello {i}"} for i in range(4)]
+    )
     assert taken(history, shared) < history.size() < 12_000

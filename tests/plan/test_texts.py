@@ -1,4 +1,5 @@
-"""What the words of a text say about it: that the user said it, that it reports an error, that it is a result."""
+"""What the words of a text say about it: that the user said it, that it reports an error, that it
+is a result."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from proxy.plan.texts import PRESETS, Carries, ResultPreset, reports_error
 from proxy.policy import Mode
 from tests.dialects.test_known import APIS, MODES, Api, Json, sent
 
-# -- what the user said in the middle of a turn stays word for word, whoever sends it, in every mode ------------------
+# -- what the user said in the middle of a turn stays word for word, whoever sends it, in every mode
 
 RULE = "Never touch the file legacy.py, whatever happens."
 QUEUED = (
@@ -56,7 +57,8 @@ def as_result(api: Api, text: str, name: str = "look") -> list[Json]:
 
 
 def beside_result(api: Api, text: str) -> list[Json]:
-    """In Messages within the user message that brings the result; in the other APIs as a message of its own."""
+    """In Messages within the user message that brings the result; in the other APIs as a message of
+    its own."""
     call, result = api.step(77, LONG)
     if api is APIS["messages"]:
         return [call, {**result, "content": [*result["content"], {"type": "text", "text": text}]}]
@@ -113,7 +115,11 @@ def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
         "<feedback>no</feedback>",
         "<answer>yes</answer>",
     ]
-    for quoted in ("grep.py:7: The user sent the following message", "User hints are collected.", "Error: <answer>"):
+    for quoted in (
+        "grep.py:7: The user sent the following message",
+        "User hints are collected.",
+        "Error: <answer>",
+    ):
         assert found(quoted) == []
     assert found("User hints:\n<user_input>no</user_input>")
     assert found("<feedback>without an end") == ["<feedback>without an end"]
@@ -131,7 +137,7 @@ def test_spans_behind_the_preview_are_added_once() -> None:
     assert shown[0].endswith("; o)\n\n<answer>c</answer>") and shown[1].endswith("; o)")
 
 
-# -- with `keep_errors`, results that report an error stay as they are in every mode ----------------------------------
+# -- with `keep_errors`, results that report an error stay as they are in every mode ---------------
 
 TRACE = "".join(f'  File "a.py", line {number}, in call\n' for number in range(60))
 
@@ -142,18 +148,32 @@ def failed(api: Api, how: str) -> list[Json]:
         return [call, {**result, "content": [{**result["content"][0], "is_error": True}]}]
     if how == "flag" and api is APIS["responses"]:
         output = [{"stdout": "", "stderr": TRACE, "outcome": {"type": "exit", "exit_code": 1}}]
-        shell: Json = {"type": "shell_call", "call_id": "call_77777777", "action": {"commands": ["make"]}}
+        shell: Json = {
+            "type": "shell_call",
+            "call_id": "call_77777777",
+            "action": {"commands": ["make"]},
+        }
         return [shell, {"type": "shell_call_output", "call_id": "call_77777777", "output": output}]
     return [call, result]
 
 
-WORDS = ("Traceback (most recent call last):", "Error: no such file", "Exit code 2", '{"error": "x"}', "ValueError: x")
-CASES = [(name, how) for name in APIS for how in ("flag", *WORDS) if (name, how) != ("chat", "flag")]
+WORDS = (
+    "Traceback (most recent call last):",
+    "Error: no such file",
+    "Exit code 2",
+    '{"error": "x"}',
+    "ValueError: x",
+)
+CASES = [
+    (name, how) for name in APIS for how in ("flag", *WORDS) if (name, how) != ("chat", "flag")
+]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("name", "how"), CASES)
-def test_an_error_stays_with_its_step_if_the_policy_says_so(name: str, how: str, mode: Mode) -> None:
+def test_an_error_stays_with_its_step_if_the_policy_says_so(
+    name: str, how: str, mode: Mode
+) -> None:
     api = APIS[name]
     whole = json.dumps(TRACE)[1:-1]
     for keep in (True, False):
@@ -172,12 +192,14 @@ def test_words_of_an_error(text: str) -> None:
     assert not reports_error([])
 
 
-# -- results in user messages are known by the policy's rules in every dialect ----------------------------------------
+# -- results in user messages are known by the policy's rules in every dialect ---------------------
 
 READING = Reading(Shape("/s", 100), 20_000, PRESETS[ResultPreset.SMOLAGENTS])
 
 
-@pytest.mark.parametrize("dialect", [api.dialect for api in APIS.values()], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "dialect", [api.dialect for api in APIS.values()], ids=lambda dialect: dialect.name
+)
 @pytest.mark.parametrize(
     ("texts", "carries"),
     [
@@ -191,4 +213,9 @@ READING = Reading(Shape("/s", 100), 20_000, PRESETS[ResultPreset.SMOLAGENTS])
 def test_observations_are_results(dialect: Dialect, texts: list[str], carries: Carries) -> None:
     kind = "input_text" if dialect.name == "responses" else "text"
     content: Any = [{"type": kind, "text": text} for text in texts]
-    assert dialect.read(json.dumps({"role": "user", "content": content}).encode(), READING, len).carries is carries
+    assert (
+        dialect.read(
+            json.dumps({"role": "user", "content": content}).encode(), READING, len
+        ).carries
+        is carries
+    )

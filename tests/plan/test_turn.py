@@ -98,13 +98,20 @@ def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
     assert tries is not None and tries.reason is Reason.REFUSED and tries.blamed == frozenset()
 
 
-@given(st.lists(st.sampled_from([*Addition, *Verdict])), st.sets(st.sampled_from([USAGE, PLACE, LOOSE])))
+@given(
+    st.lists(st.sampled_from([*Addition, *Verdict])),
+    st.sets(st.sampled_from([USAGE, PLACE, LOOSE])),
+)
 def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_would_help(
     complaints: list[Complaint], carried: set[Addition]
 ) -> None:
     tries, own = Form(), False
     for number, complaint in enumerate([*complaints, *[ANY] * 3]):
-        rest = tries.without & FORGIVING if tries.reason else frozenset((ANY, *carried)) - tries.without
+        rest = (
+            tries.without & FORGIVING
+            if tries.reason
+            else frozenset((ANY, *carried)) - tries.without
+        )
         own = own or not rest
         after = tries.after(complaint, rest)
         if after is None:
@@ -118,8 +125,13 @@ def test_every_reason_is_a_sentence() -> None:
     said = {reason: reason.words() for reason in Reason if reason}
     assert len(set(said.values())) == len(said)
     assert all(words.startswith("sent as it came: ") for words in said.values())
-    assert Reason.FIELD.words("n", ["other"]) == "sent as it came: the proxy's tools do not go with `n`"
-    assert Reason.FIELD.words("tools").endswith("the client's tools have the names of the proxy's; rename one")
+    assert (
+        Reason.FIELD.words("n", ["other"])
+        == "sent as it came: the proxy's tools do not go with `n`"
+    )
+    assert Reason.FIELD.words("tools").endswith(
+        "the client's tools have the names of the proxy's; rename one"
+    )
     assert Reason.FIELD.words("new", ["new"]) == (
         "sent as it came: the proxy does not know what `new` means; where it is harmless, name it in the policy's "
         "`upstream.members`"

@@ -1,4 +1,5 @@
-"""What a plan did or waits for, in words: a sentence for every cause, with the figures that decided."""
+"""What a plan did or waits for, in words: a sentence for every cause, with the figures that
+decided."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def requests(items: list[Item], offload: Offload, room: Room) -> Iterator[tuple[
 def said(text: str, offload: Offload, window: int | None = None) -> list[str]:
     """What the plan says at each request of the client where it does something."""
     room = Room(window=window)
-    found = (told(past, plan, offload, window) for past, plan in requests(history(text), offload, room))
+    found = (
+        told(past, plan, offload, window) for past, plan in requests(history(text), offload, room)
+    )
     return [words for words in found if not words.startswith("waiting: ")]
 
 
@@ -80,7 +83,9 @@ DONE: dict[str, tuple[str, Offload, int | None, list[str]]] = {
 
 
 @pytest.mark.parametrize(("text", "offload", "window", "words"), DONE.values(), ids=DONE.keys())
-def test_every_cause_has_its_sentence(text: str, offload: Offload, window: int | None, words: list[str]) -> None:
+def test_every_cause_has_its_sentence(
+    text: str, offload: Offload, window: int | None, words: list[str]
+) -> None:
     assert said(text, offload, window) == words
 
 
@@ -160,19 +165,28 @@ def test_what_it_waits_for_is_one_sentence(text: str, offload: Offload, words: s
 
 def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None:
     offload = policy(Mode.COMPRESS, max_total_tokens=3000)
-    past, plan = next((past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan))
+    past, plan = next(
+        (past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan)
+    )
     words = told(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
-    assert words.startswith("Planned, and its summary is not ready yet: summarised ") and words.endswith(
+    assert words.startswith(
+        "Planned, and its summary is not ready yet: summarised "
+    ) and words.endswith(
         "written again. Replaced what grep and read_file answered before 2 replies (3,400 tokens, 120 stay) because "
         "the model has used it."
     )
     later = [*past, *history("a u")]
     plan = fold(later, offload, Room())
-    assert told(later, plan, offload, None, late=True) == "waiting: the summary of old history is not ready yet"
+    assert (
+        told(later, plan, offload, None, late=True)
+        == "waiting: the summary of old history is not ready yet"
+    )
 
 
 @given(histories(), paying, rooms)
-def test_what_an_event_would_free_is_less_than_it_has_to(items: list[Item], offload: Offload, room: Room) -> None:
+def test_what_an_event_would_free_is_less_than_it_has_to(
+    items: list[Item], offload: Offload, room: Room
+) -> None:
     for _, plan in requests(items, offload, room):
         now = plan.standing
         if event_at(plan) is None and (now.full or now.total > now.ceiling):
@@ -181,7 +195,9 @@ def test_what_an_event_would_free_is_less_than_it_has_to(items: list[Item], offl
 
 def test_an_event_of_a_request_with_a_prefill_is_said() -> None:
     items = history("u a t:900 a t:900 a:5")
-    assert told(items, fold(items, policy(), Room()), policy(), None).startswith("Moved 1 result (900 tokens, 50 stay)")
+    assert told(items, fold(items, policy(), Room()), policy(), None).startswith(
+        "Moved 1 result (900 tokens, 50 stay)"
+    )
 
 
 def test_a_request_that_does_not_fit_says_what_it_lacks() -> None:

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from proxy.errors import PolicyError
 from proxy.policies.format import Document
 
-SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("abc xyz:#-é\n", max_size=12)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text("abc xyz:#-é\n", max_size=12)
+)
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    ),
 )
 
 
@@ -22,7 +27,9 @@ def test_values_are_those_of_the_safe_loader(value: dict[str, object]) -> None:
     assert Document(text, "x.yaml", {}).value == yaml.safe_load(text)
 
 
-LAUGHS = "".join(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh"))
+LAUGHS = "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")
+)
 """Each line stands for ten times as many values as the one before it."""
 
 
@@ -59,11 +66,16 @@ def test_variables_are_filled_in_anywhere_in_a_text() -> None:
     document = Document(text, "x.yaml", {"ONE": "1", "_two2": "zwei"})
     assert document.value == {"a": "1", "b": ["pre-1-zwei-post"], "c": "1", "d": "$ONE $$"}
     structure = "{x: [1]}\nb: 2 # ${ONE}"
-    assert Document("a: ${X}", "x.yaml", {"X": structure}).value == {"a": structure}, "what it holds is text"
+    assert Document("a: ${X}", "x.yaml", {"X": structure}).value == {"a": structure}, (
+        "what it holds is text"
+    )
 
 
 def test_aliases_work() -> None:
-    assert Document("a: &x {k: [1]}\nb: *x", "x.yaml", {}).value == {"a": {"k": [1]}, "b": {"k": [1]}}
+    assert Document("a: &x {k: [1]}\nb: *x", "x.yaml", {}).value == {
+        "a": {"k": [1]},
+        "b": {"k": [1]},
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,12 +91,18 @@ def test_aliases_work() -> None:
         ("? [a, b]\n: 1", "x.yaml:1: a key must be plain text"),
         ("a: &x [*x]", "x.yaml:1: nested too deeply, or an alias contains itself"),
         ("a: 2024-13-45", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
-        ("a: !!python/object:os.system {}\nb: !!python/name:os.system ''", "x.yaml:2: b: cannot be read as YAML"),
+        (
+            "a: !!python/object:os.system {}\nb: !!python/name:os.system ''",
+            "x.yaml:2: b: cannot be read as YAML",
+        ),
         ("a: !!int ''", "x.yaml:1: a: cannot be read as YAML; put it in quotes"),
         ("a: 1\nb: !!bool maybe", "x.yaml:2: b: cannot be read as YAML; put it in quotes"),
         ("a:\n  - ${UNSET}", "x.yaml:2: a[0]: the environment variable UNSET is not set"),
         ("a: ${X:-default}", "x.yaml:1: a: expected ${NAME}"),
-        ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
+        (
+            "a: {k: ${X}}",
+            "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here",
+        ),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
         ("[" * 600, "x.yaml:1: nested too deeply"),
         ("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + LAUGHS, "x.yaml:1: more than 200,000 values"),

@@ -14,7 +14,13 @@ from proxy.policies.format import SECTIONS, PolicyFile, definitions, duration, r
 from proxy.policy import LISTED, Mode, Policy, Upstream, Wait
 
 DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
-ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
+ENVIRONMENT = {
+    "CLIENT": "sk-client",
+    "KEY": "sk-upstream",
+    "EMPTY": "",
+    "NEWLINE": "sk-x\n",
+    "UMLAUT": "schlüssel",
+}
 KEYED = "api_keys: [{env: CLIENT}]\n"
 
 DEFAULTS = Policy(listed=LISTED)
@@ -88,7 +94,10 @@ def assert_holds(part: Any, written: dict[str, Any]) -> None:
         else:
             found = msgspec.json.decode(msgspec.json.encode(getattr(part, key)))
             if key == "results":  # a rule has more keys than are written
-                found[1:] = [{name: one[name] for name in rule} for one, rule in zip(found[1:], value[1:], strict=True)]
+                found[1:] = [
+                    {name: one[name] for name in rule}
+                    for one, rule in zip(found[1:], value[1:], strict=True)
+                ]
             assert found == value, key
 
 
@@ -99,17 +108,27 @@ def test_every_key_is_taken() -> None:
     assert (policy.retention, policy.listed) == (12 * 3600, {"input_price"})
     [rule] = policy.rules
     compress = msgspec.structs.replace(policy.offload.compress, wait=Wait.NEVER)
-    assert rule.offload == msgspec.structs.replace(policy.offload, max_total_tokens=100_000, compress=compress)
+    assert rule.offload == msgspec.structs.replace(
+        policy.offload, max_total_tokens=100_000, compress=compress
+    )
     assert rule.tools == msgspec.structs.replace(policy.tools, max_rounds=2)
     assert (rule.model, rule.upstream, rule.listed) == ("gpt-4.1*", policy.upstream, policy.listed)
     messages = policy.for_api("messages")
     other = Upstream(base_url="https://api.anthropic.com", api_key="sk-other", idle_timeout=301)
-    assert (messages.upstream, messages.offload, messages.rules[0].upstream) == (other, policy.offload, other)
+    assert (messages.upstream, messages.offload, messages.rules[0].upstream) == (
+        other,
+        policy.offload,
+        other,
+    )
 
 
 def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
-    text = KEYED + "upstream: {api_key: '${KEY}', context_window: 9000, idle_timeout: 7}\nupstreams:\n"
-    policy = taken(f"{text}  messages: {{base_url: http://a}}\n  responses: {{context_window: 8000}}\n  chat:\n")
+    text = (
+        KEYED + "upstream: {api_key: '${KEY}', context_window: 9000, idle_timeout: 7}\nupstreams:\n"
+    )
+    policy = taken(
+        f"{text}  messages: {{base_url: http://a}}\n  responses: {{context_window: 8000}}\n  chat:\n"
+    )
     messages, responses = policy.for_api("messages"), policy.for_api("responses")
     assert messages.upstream == Upstream(base_url="http://a", idle_timeout=7)
     assert responses.upstream == msgspec.structs.replace(policy.upstream, context_window=8_000)
@@ -118,11 +137,16 @@ def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
 
 def test_rules_go_for_every_api() -> None:
     rule = "rules:\n- model: big\n  upstream: {context_window: 5000}\n"
-    policy = taken(f"{KEYED}upstreams: {{messages: {{base_url: http://a, api_key: '${{KEY}}'}}}}\n{rule}")
+    policy = taken(
+        f"{KEYED}upstreams: {{messages: {{base_url: http://a, api_key: '${{KEY}}'}}}}\n{rule}"
+    )
     chosen = policy.for_api("messages").for_model("big").upstream
     assert chosen == Upstream(base_url="http://a", api_key="sk-upstream", context_window=5_000)
     assert policy.for_model("big").upstream == Upstream(context_window=5_000)
-    assert [upstream.base_url for upstream in policy.upstreams] == [*[Upstream().base_url] * 2, *["http://a"] * 2]
+    assert [upstream.base_url for upstream in policy.upstreams] == [
+        *[Upstream().base_url] * 2,
+        *["http://a"] * 2,
+    ]
 
 
 def test_a_rules_own_address_gets_the_key_of_no_api() -> None:
@@ -133,15 +157,22 @@ def test_a_rules_own_address_gets_the_key_of_no_api() -> None:
     rules += "- model: other\n  upstream: {base_url: http://other, api_key: sk-b}\n"
     policy = taken(f"{KEYED}{shared}{own}{rules}").for_api("messages")
     local, other = (policy.for_model(model).upstream for model in ("local", "other"))
-    expected = Upstream(base_url="http://local", api_key="sk-upstream", context_window=9_000, idle_timeout=7)
+    expected = Upstream(
+        base_url="http://local", api_key="sk-upstream", context_window=9_000, idle_timeout=7
+    )
     assert local == expected
     assert other == msgspec.structs.replace(expected, base_url="http://other", api_key="sk-b")
-    assert taken(f"{KEYED}{own}{rules}").for_api("messages").for_model("local").upstream.api_key is None
+    assert (
+        taken(f"{KEYED}{own}{rules}").for_api("messages").for_model("local").upstream.api_key
+        is None
+    )
 
 
 def test_the_whole_example_has_every_key_there_is() -> None:
     """Else the test above would not notice one that is dropped on the way."""
-    written = msgspec.to_builtins(msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile))
+    written = msgspec.to_builtins(
+        msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile)
+    )
     defaults = msgspec.to_builtins(PolicyFile())
     unsaid = {key for key in defaults if written[key] == defaults[key]}
     assert unsaid == {"open", "identity"}
@@ -152,21 +183,30 @@ CALLERS_AND_PLACES = {"tenant", "open", "base_url", "api_key"}
 
 
 def test_a_policy_has_few_keys() -> None:
-    """The tables have 64 rows; 38 of them decide something, beside sections and what their lists consist of."""
-    tables = {name: made.get("properties", {}) for name, made in definitions().items() if name != "Upstreams"}
+    """The tables have 64 rows; 38 of them decide something, beside sections and what their lists
+    consist of."""
+    tables = {
+        name: made.get("properties", {})
+        for name, made in definitions().items()
+        if name != "Upstreams"
+    }
     assert sum(map(len, tables.values())) <= 64
     sections = {"PolicyFile", "Upstream", "Offload", "Compress", "Tools", "Limits"}
     deciding = {
         (name, key)
         for name in sections
-        for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES | ({"results"} & tables[name].keys())
+        for key in tables[name].keys() - SECTIONS.keys() - CALLERS_AND_PLACES
+        | ({"results"} & tables[name].keys())
     }
     assert len(deciding) <= 38, sorted(deciding)
 
 
 def test_keys_are_kept_as_digests() -> None:
     source = parse(WHOLE, "acme.yaml", "acme", ENVIRONMENT)
-    assert [digest for digest, _ in source.keys] == [bytes.fromhex(DIGEST), hashlib.sha256(b"sk-client").digest()]
+    assert [digest for digest, _ in source.keys] == [
+        bytes.fromhex(DIGEST),
+        hashlib.sha256(b"sk-client").digest(),
+    ]
     umlaut = parse("api_keys: [{env: UMLAUT}]", "acme.yaml", "acme", ENVIRONMENT)
     assert umlaut.keys[0][0] == hashlib.sha256("schlüssel".encode()).digest()
     assert "sk-" not in repr(source)
@@ -273,7 +313,9 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "`max_total_tokens` (30,000)",
         ),
         (
-            "offload: {profile: careful, max_tool_message_tokens: 25000}\n" + RULE + "{profile: frugal}",
+            "offload: {profile: careful, max_tool_message_tokens: 25000}\n"
+            + RULE
+            + "{profile: frugal}",
             "3: rules[0]: `max_tool_message_tokens` (25,000) is not below the ceiling (20,000): history can exceed it "
             "without a result that may move",
         ),
@@ -287,7 +329,10 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "4: rules[0].offload.max_total_tokens: `max_total_tokens` (50,000) is more than 60% of `context_window` "
             "(60,000): history moves above 36,000 tokens",
         ),
-        ("offload: {holdout: 1}", "1: offload.holdout: `holdout` (1) leaves every conversation as it comes"),
+        (
+            "offload: {holdout: 1}",
+            "1: offload.holdout: `holdout` (1) leaves every conversation as it comes",
+        ),
         (
             "upstreams: {messages: {base_url: 'http://a', context_window: 16000}}",
             "1: upstreams.messages.context_window: `max_total_tokens` (30,000) is more than 60% of `context_window` "
@@ -325,7 +370,10 @@ def test_the_price_of_keeping_no_texts_is_named() -> None:
 
 
 def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
-    silent = ("offload: {mode: off, max_total_tokens: 1}", FREE + "offload: {keep_views: 1, cached_read: 0.1}")
+    silent = (
+        "offload: {mode: off, max_total_tokens: 1}",
+        FREE + "offload: {keep_views: 1, cached_read: 0.1}",
+    )
     rules = "rules: [{model: 'gpt-?'}, {model: 'gpt-*'}, {model: '*'}]"
     for text in (
         "{}",
@@ -348,7 +396,9 @@ def test_a_policy_that_says_nothing_has_no_contradictions() -> None:
 )
 def test_prices_follow_the_upstream(address: str, prices: tuple[float, float]) -> None:
     def found(section: str) -> tuple[float, float]:
-        offload = taken(f"upstream: {{base_url: '{address}'}}\noffload: {section}", "default").offload
+        offload = taken(
+            f"upstream: {{base_url: '{address}'}}\noffload: {section}", "default"
+        ).offload
         return offload.cached_read, offload.cache_write
 
     assert found("{}") == prices
@@ -375,7 +425,9 @@ def test_a_models_prices_come_from_the_list_unless_the_policy_says() -> None:
     assert prices("odd") == (0.3, 1.25, None)
     assert policy.for_model("gpt-4o") is policy.for_model("gpt-4o-2024-08-06")
     assert policy.for_model("gpt-4o").upstream.base_url == "http://gate:1"
-    free = taken("upstream: {base_url: 'http://127.0.0.1:1'}", "default").for_model("gpt-5.5").offload
+    free = (
+        taken("upstream: {base_url: 'http://127.0.0.1:1'}", "default").for_model("gpt-5.5").offload
+    )
     assert (free.cached_read, free.cache_write, free.input_price) == (0, 1, None)
 
 
@@ -388,7 +440,8 @@ def test_a_rule_may_have_a_profile_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["{profile: [frugal]}", "{profile: bold}", "{keep_views: 0}", "{keep_views: two}", "7"]
+    "section",
+    ["{profile: [frugal]}", "{profile: bold}", "{keep_views: 0}", "{keep_views: two}", "7"],
 )
 def test_a_profile_that_there_is_not_is_refused(section: str) -> None:
     with pytest.raises(PolicyError, match="offload"):
@@ -428,8 +481,13 @@ def test_off_is_off_however_yaml_reads_it(off: str) -> None:
 def test_the_address_from_outside_holds_where_the_file_gives_none() -> None:
     local = "http://127.0.0.1:8080/v1"
     assert taken("{}", "default", local).upstream.base_url == local
-    assert taken("upstream: {idle_timeout: 9}", "default", local).upstream == Upstream(base_url=local, idle_timeout=9)
-    assert taken("upstream: {base_url: 'http://x/v1'}", "default", local).upstream.base_url == "http://x/v1"
+    assert taken("upstream: {idle_timeout: 9}", "default", local).upstream == Upstream(
+        base_url=local, idle_timeout=9
+    )
+    assert (
+        taken("upstream: {base_url: 'http://x/v1'}", "default", local).upstream.base_url
+        == "http://x/v1"
+    )
     rule = taken("rules: [{model: x}]", "default", local).rules[0]
     assert rule.upstream.base_url == local
 
@@ -438,7 +496,9 @@ def test_a_tenant_may_be_named_otherwise_than_its_file() -> None:
     assert taken(KEYED + "tenant: a-b_9", "Whatever it is").tenant == "a-b_9"
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12h", 43_200), ("2w", 1_209_600), ("forever", None)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("12h", 43_200), ("2w", 1_209_600), ("forever", None)]
+)
 def test_retention(text: str, seconds: float | None) -> None:
     assert taken(f"retention: {text}", "default").retention == seconds
 
@@ -455,28 +515,62 @@ def test_bad_durations(text: str) -> None:
         # types and bounds
         ("- a", "acme.yaml:1: expected a mapping, got a list"),
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
-        ("offload: {compress: {model: ''}}", "offload.compress.model: expected text of length >= 1 (the model that"),
+        (
+            "offload: {compress: {model: ''}}",
+            "offload.compress.model: expected text of length >= 1 (the model that",
+        ),
         *(
-            (f"upstream: {{base_url: 'https://x/v1/{end}'}}", "expected an address without endpoint and query")
-            for end in ("chat/completions", "responses", "messages", "messages/", "completions", "embeddings")
+            (
+                f"upstream: {{base_url: 'https://x/v1/{end}'}}",
+                "expected an address without endpoint and query",
+            )
+            for end in (
+                "chat/completions",
+                "responses",
+                "messages",
+                "messages/",
+                "completions",
+                "embeddings",
+            )
         ),
         (
             "offload:\n  max_total_tokens: 20k",
             "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
         ),
-        ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
+        (
+            "offload:\n\n  max_total_tokens: -1",
+            "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0",
+        ),
         (
             f"upstream: {{context_window: {'9' * 400}}}",
             "upstream.context_window: expected a whole number <= 1000000000000",
         ),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
         (r'offload: {cached_read: "\ud800"}', "acme.yaml:1: 'utf-8' codec can't encode"),
-        ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
-        ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
-        ("offload: {mode: on}", "offload.mode: expected one of auto, compact, compress, observe, off"),
-        ("tools: {inject: no}", "tools.inject: expected one of agents, always, never, when_offloading"),
-        ("upstream: {api_key: $KEY}", "upstream.api_key: expected a key of visible ASCII characters, such as ${NAME}"),
-        ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
+        (
+            "offload: {exclude_tools: [no]}",
+            "offload.exclude_tools[0]: expected text, got true or false",
+        ),
+        (
+            "offload: {mode: atuo}",
+            "offload.mode: expected one of auto, compact, compress, observe, off",
+        ),
+        (
+            "offload: {mode: on}",
+            "offload.mode: expected one of auto, compact, compress, observe, off",
+        ),
+        (
+            "tools: {inject: no}",
+            "tools.inject: expected one of agents, always, never, when_offloading",
+        ),
+        (
+            "upstream: {api_key: $KEY}",
+            "upstream.api_key: expected a key of visible ASCII characters, such as ${NAME}",
+        ),
+        (
+            "offload: {store_dir: ../x}",
+            "offload.store_dir: expected the directory name that references carry",
+        ),
         (
             "upstream: {base_url: api.openai.com}",
             "expected an address without endpoint and query, such as https://api.openai.com/v1",
@@ -485,10 +579,22 @@ def test_bad_durations(text: str) -> None:
             "upstream: {base_url: 'https://user:pw@host/v1'}",
             "such as https://api.openai.com/v1; a key or password goes into `api_key`, or clients send it",
         ),
-        ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
-        ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)"),
-        ("retention: 30 days", "retention: expected how long records are kept, such as 30d, 12h or 90s"),
-        ("relay: [files/*]", "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*"),
+        (
+            "upstream: {api_key: '${NEWLINE}'}",
+            "upstream.api_key: expected a key of visible ASCII characters",
+        ),
+        (
+            "tools: {max_rounds: 65}",
+            "tools.max_rounds: expected a whole number <= 64 (hidden rounds of one turn)",
+        ),
+        (
+            "retention: 30 days",
+            "retention: expected how long records are kept, such as 30d, 12h or 90s",
+        ),
+        (
+            "relay: [files/*]",
+            "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*",
+        ),
         # unknown keys
         ("offlaod: {}", "acme.yaml:1: offlaod: unknown key; did you mean `offload`?"),
         (
@@ -499,13 +605,31 @@ def test_bad_durations(text: str) -> None:
         ("tools: {open: true}", "tools.open: unknown key here; it belongs at the top level"),
         # rules and keys
         ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `model`"),
-        ("rules:\n- model: x\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
-        ("api_keys: [{sha256: 5f2c}]", "api_keys[0].sha256: expected 64 hexadecimal digits: the SHA-256 of the key"),
-        ("api_keys:\n- env: CLIENT\n- {}", "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`"),
-        (f"api_keys: [{{sha256: {DIGEST}, env: CLIENT}}]", "api_keys[0]: expected either `sha256` or `env`"),
+        (
+            "rules:\n- model: x\n  offload:\n    mode: x",
+            "acme.yaml:4: rules[0].offload.mode: expected one of",
+        ),
+        (
+            "api_keys: [{sha256: 5f2c}]",
+            "api_keys[0].sha256: expected 64 hexadecimal digits: the SHA-256 of the key",
+        ),
+        (
+            "api_keys:\n- env: CLIENT\n- {}",
+            "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`",
+        ),
+        (
+            f"api_keys: [{{sha256: {DIGEST}, env: CLIENT}}]",
+            "api_keys[0]: expected either `sha256` or `env`",
+        ),
         ("api_keys: [{env: UNSET}]", "api_keys[0].env: the environment variable UNSET is not set"),
-        ("api_keys: [{env: sk-proj-1}]", "api_keys[0].env: expected the name of the environment variable"),
-        ("api_keys: [{env: EMPTY}]", "the environment variable EMPTY is empty or has white space at its ends"),
+        (
+            "api_keys: [{env: sk-proj-1}]",
+            "api_keys[0].env: expected the name of the environment variable",
+        ),
+        (
+            "api_keys: [{env: EMPTY}]",
+            "the environment variable EMPTY is empty or has white space at its ends",
+        ),
         (
             KEYED + "offload: {results: [aider]}",
             "offload.results[0]: expected messages that carry results",
@@ -528,16 +652,31 @@ def test_bad_durations(text: str) -> None:
             KEYED + "share_namespace: true\nidentity: {jwt: sub}",
             "acme.yaml:3: identity: contradicts `share_namespace`",
         ),
-        (KEYED + "identity: {header: 'a b'}", "acme.yaml:2: identity.header: expected the name of a header"),
+        (
+            KEYED + "identity: {header: 'a b'}",
+            "acme.yaml:2: identity.header: expected the name of a header",
+        ),
         (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
-        (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),
-        (KEYED + "offload: {cached_read: 1, cache_write: 0.5}", "acme.yaml:2: offload.cache_write: expected at least"),
+        (
+            KEYED + "tenant: acme-0123456789abcdef",
+            "acme.yaml:2: tenant: a name that ends like this could be taken",
+        ),
+        (
+            KEYED + "offload: {cached_read: 1, cache_write: 0.5}",
+            "acme.yaml:2: offload.cache_write: expected at least",
+        ),
         (
             KEYED + "upstream: {context_window: 1500}",
             "acme.yaml:1: offload.compress.snapshot_tokens: expected less than `upstream.context_window` (1500 tokens)",
         ),
-        (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
-        ("upstreams: {chat: 5}", "upstreams.chat: expected a mapping or nothing, got a whole number"),
+        (
+            KEYED + "upstream: {base_url: 'http://[::1/v1'}",
+            "acme.yaml:2: upstream.base_url: expected an address",
+        ),
+        (
+            "upstreams: {chat: 5}",
+            "upstreams.chat: expected a mapping or nothing, got a whole number",
+        ),
     ],
 )
 def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, message: str) -> None:
@@ -557,7 +696,10 @@ def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, mess
             "open: true\nupstream: {api_key: '${KEY}'}\nidentity: {jwt: sub}",
             "default.yaml:3: identity: only upstream could tell that these callers are who they say",
         ),
-        ("upstream: {api_key: '${KEY}'}", "default.yaml:1: upstream.api_key: every stranger could use this key"),
+        (
+            "upstream: {api_key: '${KEY}'}",
+            "default.yaml:1: upstream.api_key: every stranger could use this key",
+        ),
         (
             "upstreams:\n  messages: {api_key: '${KEY}'}",
             "default.yaml:2: upstreams.messages.api_key: every stranger could use this key",
@@ -573,14 +715,19 @@ def test_a_default_that_would_be_an_open_relay(text: str, message: str) -> None:
 
 
 def test_an_open_relay_that_is_meant() -> None:
-    assert taken("open: true\nupstream: {api_key: '${KEY}'}", "default").upstream.api_key == "sk-upstream"
+    assert (
+        taken("open: true\nupstream: {api_key: '${KEY}'}", "default").upstream.api_key
+        == "sk-upstream"
+    )
 
 
 def test_a_files_name_that_is_no_tenants() -> None:
-    assert refused(KEYED, "Acme").startswith("Acme.yaml:1: tenant: expected a name of 1 to 64 characters")
+    assert refused(KEYED, "Acme").startswith(
+        "Acme.yaml:1: tenant: expected a name of 1 to 64 characters"
+    )
 
 
-# --- overlays ---------------------------------------------------------------------------------------------------------
+# --- overlays -------------------------------------------------------------------------------------
 
 
 def test_an_overlay_has_every_leaf_of_both_and_the_upper_one_wins() -> None:
@@ -589,7 +736,7 @@ def test_an_overlay_has_every_leaf_of_both_and_the_upper_one_wins() -> None:
     assert (below["s"], above["s"]) == ({"a": 1, "b": [1]}, {"b": [2], "c": {}})
 
 
-# --- the schema -------------------------------------------------------------------------------------------------------
+# --- the schema -----------------------------------------------------------------------------------
 
 SHIPPED = Path(__file__).parents[2] / "policies"
 
@@ -601,11 +748,16 @@ def test_the_schema_in_the_repository_is_the_types() -> None:
 
 def test_the_reference_in_the_docs_is_generated() -> None:
     """Else put what `offload-proxy check --reference` prints at the end of the page."""
-    assert (SHIPPED.parent / "docs/policies.md").read_text(encoding="utf-8").endswith(f" below.\n\n{reference()}")
+    assert (
+        (SHIPPED.parent / "docs/policies.md")
+        .read_text(encoding="utf-8")
+        .endswith(f" below.\n\n{reference()}")
+    )
 
 
 def test_default_yaml_names_every_key_of_its_own() -> None:
-    """Left out are the keys of known callers, two APIs beside `messages`, and a part of a rule for results."""
+    """Left out are the keys of known callers, two APIs beside `messages`, and a part of a rule for
+    results."""
     definitions = msgspec.json.decode(schema())["$defs"]
     keys = {key for definition in definitions.values() for key in definition.get("properties", {})}
     named = set(re.findall(r"(\w+):", (SHIPPED / "default.yaml").read_text(encoding="utf-8")))
@@ -616,5 +768,8 @@ def test_every_key_of_the_schema_is_described() -> None:
     definitions = msgspec.json.decode(schema())["$defs"]
     for name, definition in definitions.items():
         for key, about in definition.get("properties", {}).items():
-            described = {**definitions.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
+            described = {
+                **definitions.get(about.get("$ref", "").removeprefix("#/$defs/"), {}),
+                **about,
+            }
             assert described.get("description"), f"{name}.{key}"

@@ -26,11 +26,18 @@ def token(**claims: Any) -> bytes:
 
 
 def namespace(
-    by: Identity, headers: Given, body: Any = None, *, listed: bool = False, target: bytes = b"/v1/messages?beta=true"
+    by: Identity,
+    headers: Given,
+    body: Any = None,
+    *,
+    listed: bool = False,
+    target: bytes = b"/v1/messages?beta=true",
 ) -> str | None:
     policy = Policy(tenant="acme", identity=by)
     keys = {sha256(b"gateway").digest(): policy} if listed else {}
-    tenant = identify(headers, Policies(default=None if listed else policy, named=(), by_digest=keys))
+    tenant = identify(
+        headers, Policies(default=None if listed else policy, named=(), by_digest=keys)
+    )
     members = {name: Raw(json.dumps(value).encode()) for name, value in (body or {}).items()}
     found = identified(tenant, Headers(headers), members, target)
     return found and found.namespace
@@ -68,7 +75,8 @@ def test_a_client_is_known_whatever_its_key(by: Identity, headers: Given, body: 
     [
         (Identity(), key(), {"safety_identifier": DEVICE}),
         (HEADER, key(), None),
-        (HEADER, [(b"chatgpt-account-id", ACCOUNT.encode())], None),  # nothing that upstream could accept
+        # nothing that upstream could accept
+        (HEADER, [(b"chatgpt-account-id", ACCOUNT.encode())], None),
         (HEADER, key(b"Bearer a", (b"chatgpt-account-id", b"short")), None),
         (SUB, key(b"Bearer sk-1"), None),
         (SUB, key(b"Bearer e30.!!!.x"), None),
@@ -87,7 +95,11 @@ def test_a_client_is_known_whatever_its_key(by: Identity, headers: Given, body: 
         (Identity(body="safety_identifier"), key(), {"safety_identifier": None}),
         (Identity(body="metadata.user_id"), key(), {"metadata": [DEVICE]}),
         (Identity(body="metadata.user_id.device_id"), key(), {"metadata": {"user_id": DEVICE}}),
-        (Identity(body="metadata.user_id"), key(), {"metadata": {"user_id": DEVICE, "pad": "x" * 20_000}}),
+        (
+            Identity(body="metadata.user_id"),
+            key(),
+            {"metadata": {"user_id": DEVICE, "pad": "x" * 20_000}},
+        ),
     ],
 )
 def test_what_does_not_say_it_leaves_the_key(by: Identity, headers: Given, body: Any) -> None:
@@ -95,12 +107,15 @@ def test_what_does_not_say_it_leaves_the_key(by: Identity, headers: Given, body:
 
 
 @pytest.mark.parametrize(
-    "query", [b"subscription-key=mine", b"beta=true&%6bey=mine", b"api-version=1&beta=x&access_token=mine"]
+    "query",
+    [b"subscription-key=mine", b"beta=true&%6bey=mine", b"api-version=1&beta=x&access_token=mine"],
 )
 def test_a_claim_counts_for_nothing_beside_what_may_be_a_credential(query: bytes) -> None:
     """Upstream may accept that one, and never look at the token."""
     assert namespace(SUB, key(token(sub="u1")), target=b"/v1/messages?" + query) is None
-    assert namespace(HEADER, key(b"Bearer a", (b"chatgpt-account-id", ACCOUNT.encode())), target=b"/v1?" + query)
+    assert namespace(
+        HEADER, key(b"Bearer a", (b"chatgpt-account-id", ACCOUNT.encode())), target=b"/v1?" + query
+    )
 
 
 def test_a_listed_key_vouches_for_short_names() -> None:
@@ -123,7 +138,15 @@ def test_identities_of_different_kinds_are_different_clients() -> None:
     given = key(b"Bearer a", (b"a", DEVICE.encode()), (b"b", DEVICE.encode()))
     spaces = [namespace(Identity(header=name), given) for name in ("a", "b")]
     spaces.append(namespace(Identity(body="a"), given, {"a": DEVICE}))
-    assert len({*spaces, identify(key(DEVICE.encode()), Policies(Policy(tenant="acme"), (), {})).namespace}) == 4
+    assert (
+        len(
+            {
+                *spaces,
+                identify(key(DEVICE.encode()), Policies(Policy(tenant="acme"), (), {})).namespace,
+            }
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A directory of policies: who has which, whole or not at all, and the book that follows changes."""
+"""A directory of policies: who has which, whole or not at all, and the book that follows
+changes."""
 
 import asyncio
 import contextlib
@@ -40,14 +41,16 @@ def refused(directory: Path) -> list[str]:
     return str(caught.value).replace(f"{directory}/", "").splitlines()
 
 
-# --- who has which ----------------------------------------------------------------------------------------------------
+# --- who has which --------------------------------------------------------------------------------
 
 
 def test_a_key_finds_its_tenant_and_strangers_the_default(tmp_path: Path) -> None:
     policies = load(put(tmp_path, acme=ACME, globex=GLOBEX, default="{}"), ENVIRONMENT)
     names = [
         policy and policy.tenant
-        for policy in map(policies.tenant_for_key, [b"sk-acme", b"sk-globex", b"sk-other", b"", None])
+        for policy in map(
+            policies.tenant_for_key, [b"sk-acme", b"sk-globex", b"sk-other", b"", None]
+        )
     ]
     assert names == ["acme", "globex", "default", "default", "default"]
     assert [policy.tenant for policy in policies.all()] == ["default", "acme", "globex"]
@@ -60,7 +63,9 @@ def test_without_a_default_strangers_have_none(tmp_path: Path) -> None:
 
 
 def test_default_yaml_is_the_default_under_any_name(tmp_path: Path) -> None:
-    policies = load(put(tmp_path, default="tenant: public", acme=ACME + "tenant: default"), ENVIRONMENT)
+    policies = load(
+        put(tmp_path, default="tenant: public", acme=ACME + "tenant: default"), ENVIRONMENT
+    )
     assert policies.default is not None
     assert [policy.tenant for policy in policies.all()] == ["public", "default"]
     assert policies.default.tenant == "public"
@@ -78,7 +83,7 @@ def test_the_builtin_serves_everybody_at_the_given_address() -> None:
     assert elsewhere == Policy(upstream=Upstream(base_url="https://x.example/v1"), listed=LISTED)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_each_bad_file_has_its_line(tmp_path: Path) -> None:
@@ -93,7 +98,11 @@ def test_each_bad_file_has_its_line(tmp_path: Path) -> None:
 
 def test_two_files_can_share_neither_a_tenant_nor_a_key(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"sk-acme").hexdigest().upper()
-    put(tmp_path, acme="\n" + ACME, zeta=f"tenant: acme\napi_keys:\n- env: GLOBEX\n- sha256: {digest}")
+    put(
+        tmp_path,
+        acme="\n" + ACME,
+        zeta=f"tenant: acme\napi_keys:\n- env: GLOBEX\n- sha256: {digest}",
+    )
     assert refused(tmp_path) == [
         "zeta.yaml:1: tenant: acme is the tenant of acme.yaml already",
         "zeta.yaml:4: api_keys[1]: the same key as acme.yaml:2",
@@ -102,9 +111,13 @@ def test_two_files_can_share_neither_a_tenant_nor_a_key(tmp_path: Path) -> None:
 
 def test_directories_that_cannot_be_taken(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(PolicyError, match="missing: expected a directory of policies: No such file"):
+    with pytest.raises(
+        PolicyError, match="missing: expected a directory of policies: No such file"
+    ):
         load(tmp_path / "missing", {})
-    with pytest.raises(PolicyError, match="file: expected a directory of policies: Not a directory"):
+    with pytest.raises(
+        PolicyError, match="file: expected a directory of policies: Not a directory"
+    ):
         load(tmp_path / "file", {})
     with pytest.raises(PolicyError, match="expected at least one policy"):
         load(tmp_path, {})
@@ -135,7 +148,7 @@ def test_what_is_no_policy_is_left_alone(tmp_path: Path) -> None:
     assert repr(load(tmp_path, {})) == "Policies(marked)"
 
 
-# --- what we ship -----------------------------------------------------------------------------------------------------
+# --- what we ship ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", [None, "http://x/v1"])
@@ -155,7 +168,10 @@ def test_the_shipped_examples_load_together() -> None:
     assert [policy.tenant for policy in policies.named] == ["acme", "azure", "small-window"]
     for variable in environment:
         with pytest.raises(PolicyError, match=variable):
-            load(SHIPPED / "examples", {name: value for name, value in environment.items() if name != variable})
+            load(
+                SHIPPED / "examples",
+                {name: value for name, value in environment.items() if name != variable},
+            )
 
 
 def test_keys_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,7 +182,7 @@ def test_keys_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptur
     assert caplog.messages == [warning]
 
 
-# --- the book ---------------------------------------------------------------------------------------------------------
+# --- the book -------------------------------------------------------------------------------------
 
 
 class Watched:
@@ -226,7 +242,9 @@ async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
         put(tmp_path, acme=ACME, default="retention: soon")
         await watch.look(4)
         assert book.current is old
-        errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        errors = [
+            record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
+        ]
         assert len(errors) == 1
         assert f"{tmp_path}/default.yaml:1: retention: expected" in errors[0]
         put(tmp_path, default="tenant: mended")
@@ -262,7 +280,9 @@ async def test_the_swap_of_a_mounted_configmap_is_seen(tmp_path: Path, clock: Cl
         await watch.becomes("two")
 
 
-async def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path, clock: Clock) -> None:
+async def test_a_file_that_is_still_being_written_is_not_taken(
+    tmp_path: Path, clock: Clock
+) -> None:
     """Half a file can be a policy too: here one that sends keys to the default address."""
     book = PolicyLoader(put(tmp_path, default="{}"), {})
     seen = set()

@@ -22,7 +22,9 @@ def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-KNOWN = Policies(default=None, named=(ACME, SHARED), by_digest={digest(b"sk-a"): ACME, digest(b"sk-s"): SHARED})
+KNOWN = Policies(
+    default=None, named=(ACME, SHARED), by_digest={digest(b"sk-a"): ACME, digest(b"sk-s"): SHARED}
+)
 OPEN = Policies(default=DEFAULT, named=KNOWN.named, by_digest=KNOWN.by_digest)
 
 
@@ -42,7 +44,11 @@ def caller(key: bytes) -> str:
         ([(b"authorization", b"sk-a")], "acme", b"authorization"),
         # of several, the one that names a tenant
         ([(b"authorization", b"Bearer gateway"), (b"x-api-key", b"sk-a")], "acme", b"x-api-key"),
-        ([(b"authorization", b"Bearer gateway"), (b"authorization", b"Bearer sk-a")], "acme", b"authorization"),
+        (
+            [(b"authorization", b"Bearer gateway"), (b"authorization", b"Bearer sk-a")],
+            "acme",
+            b"authorization",
+        ),
         ([(b"x-api-key", b"one"), (b"api-key", b"two")], "default", b"api-key"),
         ([(b"x-api-key", b"sk-s"), (b"authorization", b"Bearer sk-a")], "acme", b"authorization"),
         # what is no key
@@ -73,8 +79,15 @@ def test_strangers_without_a_default_are_told_what_to_do(headers: list[Header], 
 
 
 def test_namespaces() -> None:
-    spaces = [identify([(b"api-key", key)], OPEN).namespace for key in (b"sk-a", b"sk-s", b"one", b"two")]
-    assert spaces == [f"acme-{caller(b'sk-a')}", "shared", f"default-{caller(b'one')}", f"default-{caller(b'two')}"]
+    spaces = [
+        identify([(b"api-key", key)], OPEN).namespace for key in (b"sk-a", b"sk-s", b"one", b"two")
+    ]
+    assert spaces == [
+        f"acme-{caller(b'sk-a')}",
+        "shared",
+        f"default-{caller(b'one')}",
+        f"default-{caller(b'two')}",
+    ]
 
 
 def test_callers_without_a_key_have_a_namespace_of_their_own() -> None:
@@ -84,7 +97,9 @@ def test_callers_without_a_key_have_a_namespace_of_their_own() -> None:
 
 
 def test_other_schemes_tell_strangers_apart_too() -> None:
-    one, two = (identify([(b"authorization", value)], OPEN) for value in (b"Basic YTpi", b"Basic YTpj"))
+    one, two = (
+        identify([(b"authorization", value)], OPEN) for value in (b"Basic YTpi", b"Basic YTpj")
+    )
     assert one.namespace != two.namespace
     assert not one.anonymous
 
@@ -119,7 +134,9 @@ def test_the_tenants_key_goes_where_the_clients_stood(header: Header, expected: 
 
 def test_a_tenant_has_an_upstream_for_an_api() -> None:
     own = msgspec.structs.replace(SHARED, upstream=Upstream(base_url="http://a", api_key="sk-a"))
-    tenant = identify([], Policies(msgspec.structs.replace(SHARED, by_api={"messages": own}), (), {}))
+    tenant = identify(
+        [], Policies(msgspec.structs.replace(SHARED, by_api={"messages": own}), (), {})
+    )
     assert tenant.lends_key
     assert tenant.for_api("messages").policy is own
     assert tenant.for_api("messages").namespace == tenant.namespace
@@ -128,7 +145,10 @@ def test_a_tenant_has_an_upstream_for_an_api() -> None:
 
 def test_an_open_relay_lends_its_key_to_callers_without_one() -> None:
     policies = Policies(default=ACME, named=(), by_digest={})
-    assert identify([], policies).credential(ACME.upstream) == (b"authorization", b"Bearer sk-upstream")
+    assert identify([], policies).credential(ACME.upstream) == (
+        b"authorization",
+        b"Bearer sk-upstream",
+    )
 
 
 def test_a_tenant_shows_no_key() -> None:

@@ -80,7 +80,7 @@ Entry = str | Reply | Result
 """What the user says, a reply, or the result of a call."""
 
 
-# -- upstream ----------------------------------------------------------------------------------------------------------
+# -- upstream --------------------------------------------------------------------------------------
 
 
 class Model:
@@ -117,9 +117,15 @@ class Model:
 
     def _answered(self, api: str, body: Json, raw: bytes, said: Said) -> tuple[int, bytes]:
         who = f"{api} {body['model']}"
-        aliens = {whose for sign, whose in self._signed.items() if whose != who and f'"{sign}"'.encode() in raw}
+        aliens = {
+            whose
+            for sign, whose in self._signed.items()
+            if whose != who and f'"{sign}"'.encode() in raw
+        }
         if aliens:
-            return 400, json.dumps({"error": {"message": f"thinking of {aliens} in a request of {who}"}}).encode()
+            return 400, json.dumps(
+                {"error": {"message": f"thinking of {aliens} in a request of {who}"}}
+            ).encode()
         if api == "chat":
             return self._chat(body, said)
         scripted = self._messages if api == "messages" else self._responses
@@ -135,12 +141,17 @@ class Model:
             strict.check(body, strict.Rules(extra_fields=("reasoning_content", "index")))
         except strict.Refused as refused:
             return refused.status, json.dumps(refused.body()).encode()
-        calls = [chat.called(one.name, json.dumps(one.given), one.id, at) for at, one in enumerate(said.calls)]
+        calls = [
+            chat.called(one.name, json.dumps(one.given), one.id, at)
+            for at, one in enumerate(said.calls)
+        ]
         message = {"content": said.text or None, **({"tool_calls": calls} if calls else {})}
         message |= {"reasoning_content": said.thought} if said.thought else {}
         finish = "tool_calls" if calls else "stop"
         if body.get("stream"):
-            return 200, chat.stream(chat.ROLE, chat.chunk(message), chat.chunk({}, finish), chat.DONE)
+            return 200, chat.stream(
+                chat.ROLE, chat.chunk(message), chat.chunk({}, finish), chat.DONE
+            )
         return 200, chat.whole({**message, "tool_calls": calls} if calls else message, finish)
 
 
@@ -172,7 +183,7 @@ def _items(said: Said) -> list[Json]:
     ]
 
 
-# -- the client --------------------------------------------------------------------------------------------------------
+# -- the client ------------------------------------------------------------------------------------
 
 
 def spoken(api: str, text: str, calls: Sequence[Call]) -> list[Json]:
@@ -184,12 +195,17 @@ def spoken(api: str, text: str, calls: Sequence[Call]) -> list[Json]:
         made = [{"type": "function_call", "call_id": one.id, "name": one.name} for one in calls]
         return [
             *said,
-            *(one | {"arguments": json.dumps(call.given)} for one, call in zip(made, calls, strict=True)),
+            *(
+                one | {"arguments": json.dumps(call.given)}
+                for one, call in zip(made, calls, strict=True)
+            ),
         ]
     made = [chat.called(one.name, json.dumps(one.given), one.id) for one in calls]
     for call in made:
         del call["index"]
-    return [{"role": "assistant", "content": text or None, **({"tool_calls": made} if made else {})}]
+    return [
+        {"role": "assistant", "content": text or None, **({"tool_calls": made} if made else {})}
+    ]
 
 
 def sent(api: str, model: str, history: Sequence[Entry]) -> list[Json]:
@@ -216,7 +232,9 @@ def sent(api: str, model: str, history: Sequence[Entry]) -> list[Json]:
 
 def received(api: str, model: str, raw: bytes, stream: bool, stored: bool) -> Reply:
     if api == "chat":
-        message = chat.folded(raw)["message"] if stream else json.loads(raw)["choices"][0]["message"]
+        message = (
+            chat.folded(raw)["message"] if stream else json.loads(raw)["choices"][0]["message"]
+        )
         kept = ("role", "content", "tool_calls", "reasoning_content")
         native = {
             "role": "assistant",
@@ -231,12 +249,18 @@ def received(api: str, model: str, raw: bytes, stream: bool, stored: bool) -> Re
         reply = messages.accumulated(raw) if stream else json.loads(raw)
         blocks = reply["content"]
         text = "".join(one["text"] for one in blocks if one["type"] == "text")
-        calls = [Call(one["id"], one["name"], one["input"]) for one in blocks if one["type"] == "tool_use"]
+        calls = [
+            Call(one["id"], one["name"], one["input"])
+            for one in blocks
+            if one["type"] == "tool_use"
+        ]
         return Reply(api, model, [{"role": "assistant", "content": blocks}], text, calls)
     items = (responses.accumulated(raw) if stream else json.loads(raw))["output"]
     for item in () if stored else items:
         del item["id"]
-    text = "".join(part["text"] for one in items if one["type"] == "message" for part in one["content"])
+    text = "".join(
+        part["text"] for one in items if one["type"] == "message" for part in one["content"]
+    )
     calls = [
         Call(one["call_id"], one["name"], json.loads(one["arguments"]))
         for one in items
@@ -245,7 +269,7 @@ def received(api: str, model: str, raw: bytes, stream: bool, stored: bool) -> Re
     return Reply(api, model, items, text, calls)
 
 
-# -- a conversation ----------------------------------------------------------------------------------------------------
+# -- a conversation --------------------------------------------------------------------------------
 
 
 class Changing(World):
@@ -259,7 +283,9 @@ class Changing(World):
         self.services = self._services(Settings(body_limit=8 << 20))
         self.chats = {name: Chat(self.services, NAMED[name]) for name in PATHS}
 
-    async def post(self, api: str, body: Json, policy: Policy, namespace: str) -> tuple[ScriptedClient, Outcome]:
+    async def post(
+        self, api: str, body: Json, policy: Policy, namespace: str
+    ) -> tuple[ScriptedClient, Outcome]:
         path = PATHS[api]
         client = ScriptedClient(json.dumps(body).encode(), b"", path=path, raw_path=path.encode())
         await self.chats[api](client.client(), Tenant(policy, namespace))
@@ -339,7 +365,9 @@ class Conversation:
         return Said(f"These are words {self.number}." if words else "", calls, thought)
 
     def _rounds(self) -> list[Said]:
-        hidden = [self._said(ours=True, ends=False) for _ in range(self.choice.choice([0, 0, 1, 2]))]
+        hidden = [
+            self._said(ours=True, ends=False) for _ in range(self.choice.choice([0, 0, 1, 2]))
+        ]
         return [*hidden, self._said(ours=self.choice.random() < 0.3, ends=True)]
 
     # -- one request --
@@ -353,7 +381,9 @@ class Conversation:
         changed = before != (self.api, self.model)
         self.changes += changed
         stream, at = choice.random() < 0.5, len(model.requests)
-        members = OF_API["responses, stored" if self.stored and self.api == "responses" else self.api]
+        members = OF_API[
+            "responses, stored" if self.stored and self.api == "responses" else self.api
+        ]
         body = {
             "model": self.model,
             "stream": stream,
@@ -392,7 +422,11 @@ class Conversation:
         """Whether its reply is known by its history, its calls, or the call before its text."""
         reply = self.history[needle.at]
         assert isinstance(reply, Reply)
-        return needle.api == self.api or bool(reply.calls) or isinstance(self.history[needle.at - 1], Result)
+        return (
+            needle.api == self.api
+            or bool(reply.calls)
+            or isinstance(self.history[needle.at - 1], Result)
+        )
 
     def _go_on(self, reply: Reply, spoken: Sequence[Said]) -> None:
         """Take the reply, and answer its calls, or say something."""
@@ -401,7 +435,9 @@ class Conversation:
         for said in spoken:
             assert said.text in reply.text
         searches = [one for said in spoken for one in said.calls if one.name == "grep"]
-        self.needles += [Needle(one.given["pattern"], len(self.history), self.api) for one in searches]
+        self.needles += [
+            Needle(one.given["pattern"], len(self.history), self.api) for one in searches
+        ]
         self.history.append(reply)
         self.history += [self._result(one, large=self.choice.random() < 0.5) for one in theirs]
         if not theirs or self.choice.random() < 0.2:

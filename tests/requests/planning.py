@@ -1,4 +1,5 @@
-"""A long conversation, planned as the proxy would plan it: a token is a character, and no server is needed."""
+"""A long conversation, planned as the proxy would plan it: a token is a character, and no server is
+needed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ class Counting:
 def step(number: int, said: int, *results: int) -> list[Json]:
     """An assistant message of `said` characters and its tools' results."""
     ids = [f"call_{number}_{place}" for place in range(len(results))]
-    calls = [{"id": one, "type": "function", "function": {"name": "look", "arguments": "{}"}} for one in ids]
+    calls = [
+        {"id": one, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for one in ids
+    ]
     more = {"tool_calls": calls} if calls else {}
     answers = [
         {"role": "tool", "tool_call_id": one, "content": f"{one} " * (size // 9)}

@@ -12,13 +12,16 @@ STREAM = (b"Content-Type", b"text/event-stream; charset=utf-8")
 JSON = (b"Content-Type", b"application/json")
 
 Step = bytes | float | Exception | asyncio.Event
-"""A piece of a body; a pause in seconds; a fault; or an event that has to happen before the reply goes on."""
+"""A piece of a body; a pause in seconds; a fault; or an event that has to happen before the reply
+goes on."""
 
 
 class ScriptedReply:
     """A reply of upstream, as far as the proxy looks at one."""
 
-    def __init__(self, *steps: Step, status: int = 200, headers: Sequence[Header] | None = None) -> None:
+    def __init__(
+        self, *steps: Step, status: int = 200, headers: Sequence[Header] | None = None
+    ) -> None:
         self.status = status
         kind = STREAM if steps and not str(steps[0]).startswith("b'{") else JSON
         self.headers = Headers([kind] if headers is None else headers)
@@ -66,4 +69,8 @@ class ScriptedUpstream:
     @property
     def read(self) -> list[ScriptedReply]:
         """The replies that were given so far."""
-        return [reply for reply in self.replies[: len(self.requests)] if isinstance(reply, ScriptedReply)]
+        return [
+            reply
+            for reply in self.replies[: len(self.requests)]
+            if isinstance(reply, ScriptedReply)
+        ]

@@ -1,4 +1,5 @@
-"""The index of what a caller's conversations moved: which sessions and texts are taken, and what a fault costs."""
+"""The index of what a caller's conversations moved: which sessions and texts are taken, and what a
+fault costs."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def session(name: str, *sizes: int) -> Session:
         (1, ["b1"], True),
     ],
 )
-def test_the_newest_texts_come_first_and_the_first_always(most: int, names: Sequence[str], left_out: bool) -> None:
+def test_the_newest_texts_come_first_and_the_first_always(
+    most: int, names: Sequence[str], left_out: bool
+) -> None:
     found, more = newest([session("b", 100, 100), session("a", 100)], most)
     assert ([text.name for _, text in found], more) == (names, left_out)
 
@@ -73,7 +76,10 @@ async def test_a_session_is_made_of_all_its_records(tmp_path: Path) -> None:
 
 async def test_sessions_end_at_their_number_and_begin_as_asked(tmp_path: Path) -> None:
     made = await kept(
-        tmp_path, aaaa_1=Moved(1, "m", "", []), abbb_1=Moved(2, "m", "", []), bbbb_1=Moved(3, "m", "", [])
+        tmp_path,
+        aaaa_1=Moved(1, "m", "", []),
+        abbb_1=Moved(2, "m", "", []),
+        bbbb_1=Moved(3, "m", "", []),
     )
     found, more = await made.sessions(2)
     assert len(found) == 2 and more

@@ -65,7 +65,8 @@ async def test_only_what_is_new_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "model"), [(READING, "other"), (Reading(Shape("/t", 5), 100), "m"), (Reading(READING.shape, 9), "m")]
+    ("reading", "model"),
+    [(READING, "other"), (Reading(Shape("/t", 5), 100), "m"), (Reading(READING.shape, 9), "m")],
 )
 async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str) -> None:
     tokens = Counting()
@@ -88,40 +89,74 @@ TERMS = Terms("m", OFFLOAD, Room(), 400)
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[Raw]:
-    """A user message and its answer, a call and its result, or a part of these that fits into no pair."""
+    """A user message and its answer, a call and its result, or a part of these that fits into no
+    pair."""
     kind = draw(st.sampled_from("acbd"))
     if kind == "d":
-        odd = b'{"role":"function","name":"f"}', b'{"role":"user","content":7}', b'{"role":"assistant","content":{}}'
+        odd = (
+            b'{"role":"function","name":"f"}',
+            b'{"role":"user","content":7}',
+            b'{"role":"assistant","content":{}}',
+        )
         return [Raw(draw(st.sampled_from(odd)))]
     if kind == "a":
         return [raw(draw(WORDS)), raw(draw(WORDS), "assistant")]
-    call = {"id": draw(st.sampled_from("cd")), "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    asks = Raw(json.dumps({"role": "assistant", "tool_calls": [call] * draw(st.integers(1, 2))}).encode())
+    call = {
+        "id": draw(st.sampled_from("cd")),
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
+    asks = Raw(
+        json.dumps({"role": "assistant", "tool_calls": [call] * draw(st.integers(1, 2))}).encode()
+    )
     result = raw(draw(WORDS), "tool", tool_call_id="c")
-    return [asks, result] if kind == "c" else draw(st.sampled_from([[asks], [result], [asks, raw("Oh."), result]]))
+    return (
+        [asks, result]
+        if kind == "c"
+        else draw(st.sampled_from([[asks], [result], [asks, raw("Oh."), result]]))
+    )
 
 
 @given(st.lists(st.lists(steps(), max_size=6), min_size=2, max_size=6), st.data())
-def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[list[Raw]]], data: st.DataObject) -> None:
+def test_a_history_that_goes_on_is_what_it_were_read_at_once(
+    parts: list[list[list[Raw]]], data: st.DataObject
+) -> None:
     """Whatever came before: it goes on, begins anew, is cut short, or differs in the middle."""
 
     async def run() -> None:
-        reader, raws = MessageCache(Counting()), [raw("You are."), raw("Begin."), raw("Yes?", "assistant")]
+        reader, raws = (
+            MessageCache(Counting()),
+            [raw("You are."), raw("Begin."), raw("Yes?", "assistant")],
+        )
         for part in parts:
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
             found = await reader.history(CHAT, raws, TERMS, then=same)
-            assert seen(found) == seen(await MessageCache(Counting()).history(CHAT, raws, TERMS, then=same))
+            assert seen(found) == seen(
+                await MessageCache(Counting()).history(CHAT, raws, TERMS, then=same)
+            )
 
     def seen(past: History) -> tuple[object, ...]:
-        return past.messages, past.tools, past.links, past.items, past.irregular, past.tokens, past.plan()
+        return (
+            past.messages,
+            past.tools,
+            past.links,
+            past.items,
+            past.irregular,
+            past.tokens,
+            past.plan(),
+        )
 
     asyncio.run(run())
 
 
-async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = MessageCache(Counting())
-    raws = [raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)]
+    raws = [
+        raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)
+    ]
     read: list[int] = []
     measure = reader.read
 
@@ -163,9 +198,13 @@ async def test_what_is_no_message(length: int) -> None:
 async def test_a_compacted_message_is_made_once() -> None:
     reader = MessageCache(Counting())
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
-    call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
+    call = Raw(
+        b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}'
+    )
     [asked, message], _ = Naming().named(await reader.read(CHAT, [call, tool], READING, "m"))
-    make = reader.previews(CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape)
+    make = reader.previews(
+        CHAT, Transcript([call, tool], [asked, message], ["", "f"]), READING.shape
+    )
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f.")
     assert make(1, False) is made

@@ -1,4 +1,5 @@
-"""Conversations that change their API, their model or both: nothing is refused or lost, and prefixes stay."""
+"""Conversations that change their API, their model or both: nothing is refused or lost, and
+prefixes stay."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ async def test_generated_conversations(first: int) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_forbids_calls_has_each_thought_in_its_round(stream: bool) -> None:
-    """The client saw the thinking of all rounds in one reply, and nothing moves out of this request."""
+    """The client saw the thinking of all rounds in one reply, and nothing moves out of this
+    request."""
     world, large = Changing(), "all is well " * 5_000
     policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.WHEN_OFFLOADING))
     history = [{"role": "user", "content": "Read."}, *steps.messages("toolu_1", large, "read_log")]
@@ -38,15 +40,25 @@ async def test_a_request_that_forbids_calls_has_each_thought_in_its_round(stream
     world.model.script = [Said("", [call], f"thought {call.id}") for call in calls]
     client, _ = await world.post("messages", {**body, "messages": history}, policy, "acme-1")
     reply = received("messages", "one", client.body, stream, False)
-    assert [block["type"] for block in reply.native[0]["content"]] == ["thinking", "thinking", "tool_use"]
+    assert [block["type"] for block in reply.native[0]["content"]] == [
+        "thinking",
+        "thinking",
+        "tool_use",
+    ]
     result = steps.messages("toolu_3", "done")[1]
-    forbidding = {**body, "messages": [*history, *reply.native, result], "tool_choice": {"type": "none"}}
+    forbidding = {
+        **body,
+        "messages": [*history, *reply.native, result],
+        "tool_choice": {"type": "none"},
+    }
     world.model.script = [Said("So.", ())]
     client, outcome = await world.post("messages", forbidding, policy, "acme-1")
     assert (client.status, world.model.refused, outcome.compacted) == (200, [], 0)
     assert "tool_choice" in outcome.words
     sent = json.loads(world.model.requests[-1].content)["messages"]
-    kinds = [[block["type"] for block in one["content"]] for one in sent if one["role"] == "assistant"]
+    kinds = [
+        [block["type"] for block in one["content"]] for one in sent if one["role"] == "assistant"
+    ]
     assert kinds == [["tool_use"], ["thinking", "tool_use"], ["thinking", "tool_use"]]
     assert large in json.dumps(sent)
     await world.close()

@@ -97,14 +97,20 @@ class Partner:
 
     @property
     def read(self) -> list[ScriptedReply]:
-        return [reply for reply in self.replies[: len(self.sent)] if isinstance(reply, ScriptedReply)]
+        return [
+            reply for reply in self.replies[: len(self.sent)] if isinstance(reply, ScriptedReply)
+        ]
 
 
 class Bench:
     """A turn, its client, and what became of both."""
 
     def __init__(
-        self, *replies: ScriptedReply | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
+        self,
+        *replies: ScriptedReply | Exception,
+        stream: bool = True,
+        heartbeat: float = 3600,
+        **members: Any,
     ) -> None:
         self.partner = Partner(*replies)
         self.turn: Turn = ChatTurn(asked(stream, **members))
@@ -113,7 +119,9 @@ class Bench:
 
     async def run(self) -> bytes:
         """What the client got."""
-        await conversation.converse(self.turn, self.browser.client(), self.partner, heartbeat=self._heartbeat)
+        await conversation.converse(
+            self.turn, self.browser.client(), self.partner, heartbeat=self._heartbeat
+        )
         assert self.browser.complete
         assert all(reply.closed for reply in self.partner.read)
         return self.browser.body
@@ -136,7 +144,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return slept
 
 
-# -- replies ----------------------------------------------------------------------------------------------------------
+# -- replies ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 10, 1 << 20])
@@ -167,7 +175,9 @@ async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
 
     for name in ("end", "answer", "request"):
         monkeypatch.setattr(ChatTurn, name, noting(name, getattr(ChatTurn, name)))
-    many = [called("grep", f'{{"pattern": "{one}"}}', f"call_{one}", index=one) for one in range(number)]
+    many = [
+        called("grep", f'{{"pattern": "{one}"}}', f"call_{one}", index=one) for one in range(number)
+    ]
     ended = [*(chunk(calls(one)) for one in many), chunk({}, "tool_calls"), DONE]
     first = stream(ROLE, *ended) if streamed else whole(calls(*many), "tool_calls")
     bench = Bench(ScriptedReply(first), ScriptedReply(ANSWER), stream=streamed)
@@ -178,7 +188,10 @@ async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
 
 async def test_reply_without_our_tools_keeps_its_bytes_and_headers() -> None:
     bench = Bench(
-        ScriptedReply(whole({"content": "x"}), headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")]),
+        ScriptedReply(
+            whole({"content": "x"}),
+            headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")],
+        ),
         stream=False,
     )
     assert await bench.run() == whole({"content": "x"})
@@ -191,7 +204,9 @@ async def test_compressed_reply_is_decompressed(kind: tuple[bytes, bytes]) -> No
     body = ANSWER if kind is STREAM else whole({"content": "It is 42."})
     packed = gzip.compress(body)
     said = ScriptedReply(
-        packed[:9], packed[9:], headers=[kind, (b"Content-Encoding", b"gzip"), (b"Content-Length", b"%d" % len(packed))]
+        packed[:9],
+        packed[9:],
+        headers=[kind, (b"Content-Encoding", b"gzip"), (b"Content-Length", b"%d" % len(packed))],
     )
     bench = Bench(said, stream=kind is STREAM)
     out = await bench.run()
@@ -204,16 +219,25 @@ async def test_upstream_that_streams_unasked_or_does_not_when_asked() -> None:
     bench = Bench(ScriptedReply(SILENT), ScriptedReply(ANSWER), stream=False)
     assert text(folded(await bench.run())) == "It is 42."
     bench = Bench(
-        ScriptedReply(whole(calls(called("grep")), "tool_calls")), ScriptedReply(whole({"content": "It is 42."}))
+        ScriptedReply(whole(calls(called("grep")), "tool_calls")),
+        ScriptedReply(whole({"content": "It is 42."})),
     )
     assert text(read(await bench.run())) == "It is 42."
     assert bench.headers()[b"content-type"] == JSON[1]
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")]])
-async def test_request_decides_about_streaming_where_the_content_type_does_not(headers: Headers) -> None:
+async def test_request_decides_about_streaming_where_the_content_type_does_not(
+    headers: Headers,
+) -> None:
     assert (
-        text(folded(await Bench(ScriptedReply(SILENT, headers=headers), ScriptedReply(ANSWER, headers=headers)).run()))
+        text(
+            folded(
+                await Bench(
+                    ScriptedReply(SILENT, headers=headers), ScriptedReply(ANSWER, headers=headers)
+                ).run()
+            )
+        )
         == "It is 42."
     )
     assert await Bench(ScriptedReply(b"<html>", headers=headers), stream=False).run() == b"<html>"
@@ -242,12 +266,18 @@ async def test_digests_of_upstreams_body_are_not_those_of_ours(name: bytes) -> N
 
 
 async def test_unterminated_last_event_is_terminated() -> None:
-    bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
+    bench = Bench(
+        ScriptedReply(
+            stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")
+        )
+    )
     assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))
 
 
 async def test_connection_left_open_after_the_last_event_delays_nobody(clock: Clock) -> None:
-    bench = Bench(ScriptedReply(OURS, asyncio.Event()), ScriptedReply(ANSWER, UpstreamBroken("reset")))
+    bench = Bench(
+        ScriptedReply(OURS, asyncio.Event()), ScriptedReply(ANSWER, UpstreamBroken("reset"))
+    )
     running = asyncio.create_task(bench.run())
     await clock.let_pass(1)
     assert text(folded(await running)) == "Let me look.\n\nIt is 42."
@@ -259,12 +289,14 @@ async def test_stream_is_read_to_its_end_after_the_last_event() -> None:
     assert reply.read == 3
 
 
-# -- one thing after another ------------------------------------------------------------------------------------------
+# -- one thing after another -----------------------------------------------------------------------
 
 
 async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> None:
     answered, kept, more = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    bench = Bench(ScriptedReply(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), ScriptedReply(ANSWER))
+    bench = Bench(
+        ScriptedReply(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), ScriptedReply(ANSWER)
+    )
     bench.partner.answering, bench.partner.remembering = answered.wait, kept.wait
     task = asyncio.create_task(bench.run())
     await turns()
@@ -280,7 +312,9 @@ async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> No
     assert folded(await task)["finish"] == "stop"
 
 
-@pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
+@pytest.mark.parametrize(
+    "where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"]
+)
 async def test_silent_stream_gets_heartbeats_that_clients_count(where: str, clock: Clock) -> None:
     pause: tuple[Step, ...] = (60.0,)
     slow = pause if where == "upstream is silent" else ()
@@ -301,7 +335,9 @@ async def test_silent_stream_gets_heartbeats_that_clients_count(where: str, cloc
     await clock.let_pass(120, steps=60)
     out = await running
     beats = HEARTBEAT.findall(out)
-    assert len(beats) >= 5 and all((b'"delta"' in beat) is (where != "the store is slow") for beat in beats)
+    assert len(beats) >= 5 and all(
+        (b'"delta"' in beat) is (where != "the store is slow") for beat in beats
+    )
     assert HEARTBEAT.sub(b"", out) == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert bench.browser.messages[0]["type"] == "http.response.start"
 
@@ -335,10 +371,20 @@ async def test_what_clients_do_not_count_is_silence(
 async def test_numbers_of_events_go_on_behind_heartbeats(clock: Clock) -> None:
     """Also where upstream's events come in pieces, and in a later round."""
     call = {"type": "function_call", "name": "grep", "arguments": '{"pattern": "x"}'}
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is 42."}]}
-    hides, answers = (responses.stream(responses.response(one, number=n)) for n, one in enumerate([call, said], 1))
-    waits = [piece for at in range(0, len(answers), 200) for piece in (answers[at : at + 200], 30.0)]
-    bench = Bench(ScriptedReply(hides[:700], 30.0, hides[700:]), ScriptedReply(*waits), heartbeat=10)
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "It is 42."}],
+    }
+    hides, answers = (
+        responses.stream(responses.response(one, number=n)) for n, one in enumerate([call, said], 1)
+    )
+    waits = [
+        piece for at in range(0, len(answers), 200) for piece in (answers[at : at + 200], 30.0)
+    ]
+    bench = Bench(
+        ScriptedReply(hides[:700], 30.0, hides[700:]), ScriptedReply(*waits), heartbeat=10
+    )
     bench.turn = responses.turn()
     bench.partner.answering = lambda: asyncio.sleep(60)
     running = asyncio.create_task(bench.run())
@@ -364,7 +410,7 @@ async def test_slow_client_gets_no_heartbeat(clock: Clock) -> None:
     assert b"working" not in await running
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -374,7 +420,11 @@ async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status
     with pytest.raises(Refusal) as caught:
         await bench.run()
     refusal = caught.value
-    assert (refusal.status, refusal.body, refusal.headers) == (status, BUSY, [JSON, (b"Retry-After", b"7")])
+    assert (refusal.status, refusal.body, refusal.headers) == (
+        status,
+        BUSY,
+        [JSON, (b"Retry-After", b"7")],
+    )
     assert bench.browser.messages == [] and len(bench.partner.sent) == 1
     assert all(reply.closed for reply in bench.partner.read)
 
@@ -388,7 +438,9 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize("reply", UNUSABLE)
-async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unusable_reply_that_is_not_a_stream_is_broken(
+    reply: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(relay, "WHOLE_LIMIT", 4 << 20)
     bench = Bench(ScriptedReply(reply, headers=[JSON]), stream=False)
     with pytest.raises(UpstreamBroken):
@@ -397,9 +449,12 @@ async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes, monke
 
 
 async def test_reply_that_cannot_be_written_back_is_broken() -> None:
-    """Half a surrogate pair beside the character that stands for its escape, each in an event of its own."""
+    """Half a surrogate pair beside the character that stands for its escape, each in an event of
+    its own."""
     blocks = [{"type": "text", "text": text} for text in ("\ud83d", "\x7fud83d")]
-    reply = messages.stream(messages.message(*blocks, {"type": "tool_use", "name": "grep", "input": {}}), 100)
+    reply = messages.stream(
+        messages.message(*blocks, {"type": "tool_use", "name": "grep", "input": {}}), 100
+    )
     bench = Bench(ScriptedReply(reply.replace(b"\\u007f", b"\x7f")))
     bench.turn = messages.turn()
     with pytest.raises(UpstreamBroken, match="cannot be used"):
@@ -412,7 +467,10 @@ LATE: dict[str, tuple[Step, ...]] = {
     "breaks off within an event": (stream(ROLE), b'data: {"choi', UpstreamBroken("reset")),
     "falls silent": (stream(ROLE), UpstreamSilent("nothing for 300 s")),
     "stops within our call": (stream(ROLE, chunk(calls(called("grep", "{")))),),
-    "arguments without end": (stream(ROLE), *[stream(chunk(calls(called("grep", "x" * 300_000))))] * 5),
+    "arguments without end": (
+        stream(ROLE),
+        *[stream(chunk(calls(called("grep", "x" * 300_000))))] * 5,
+    ),
     "a call of ours where none is read": (stream(ROLE), stream(chunk(calls(UNREAD)))),
     "an event without end": (stream(ROLE), *[b"x" * (1 << 18)] * 5),
 }
@@ -442,17 +500,23 @@ async def test_stream_that_ends_within_an_event_shows_nothing_of_it(end: int) ->
     bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"})), CALLING[:end]))
     with contextlib.suppress(UpstreamBroken):
         await bench.run()
-    assert [event["choices"][0]["delta"] for event in events(bench.browser.body) if "choices" in event] == [
+    assert [
+        event["choices"][0]["delta"] for event in events(bench.browser.body) if "choices" in event
+    ] == [
         {"role": "assistant", "content": ""},
         {"content": "x"},
     ]
 
 
-# -- later rounds -----------------------------------------------------------------------------------------------------
+# -- later rounds ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", [UpstreamUnreachable("no"), UpstreamBroken("reset"), 429, 500, 503])
-async def test_follow_up_round_is_retried_after_passing_faults(trouble: Any, no_pauses: list[float]) -> None:
+@pytest.mark.parametrize(
+    "trouble", [UpstreamUnreachable("no"), UpstreamBroken("reset"), 429, 500, 503]
+)
+async def test_follow_up_round_is_retried_after_passing_faults(
+    trouble: Any, no_pauses: list[float]
+) -> None:
     def again() -> ScriptedReply | Exception:
         return trouble if isinstance(trouble, Exception) else refused(trouble)
 
@@ -474,15 +538,26 @@ async def test_follow_up_round_is_retried_after_passing_faults(trouble: Any, no_
         (b"Wed, 21 Oct 2015 07:28:00 GMT", 0.5),
     ],
 )
-async def test_retry_after_decides_the_pause_before_a_retry(said: bytes, waited: float, no_pauses: list[float]) -> None:
-    bench = Bench(ScriptedReply(OURS), refused(429, BUSY, (b"retry-after", said)), ScriptedReply(ANSWER))
+async def test_retry_after_decides_the_pause_before_a_retry(
+    said: bytes, waited: float, no_pauses: list[float]
+) -> None:
+    bench = Bench(
+        ScriptedReply(OURS), refused(429, BUSY, (b"retry-after", said)), ScriptedReply(ANSWER)
+    )
     await bench.run()
     assert [pause for pause in no_pauses if pause < 60 and (pause or not waited)][:1] == [waited]
 
 
 @pytest.mark.parametrize(
     ("trouble", "tries"),
-    [(429, 3), (500, 3), (400, 1), (404, 1), (UpstreamUnreachable("no"), 3), (UpstreamSilent("no"), 1)],
+    [
+        (429, 3),
+        (500, 3),
+        (400, 1),
+        (404, 1),
+        (UpstreamUnreachable("no"), 3),
+        (UpstreamSilent("no"), 1),
+    ],
 )
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_follow_up_round_that_keeps_failing(
@@ -513,7 +588,11 @@ async def test_refusal_without_a_readable_error_gets_ours(body: bytes) -> None:
 
 @pytest.mark.parametrize("packed", [True, False])
 async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
-    said = refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip")) if packed else refused(400, OVERFLOW)
+    said = (
+        refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip"))
+        if packed
+        else refused(400, OVERFLOW)
+    )
     bench = Bench(ScriptedReply(OURS), said, ScriptedReply(ANSWER))
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
     assert [request["messages"][-1]["content"] for request in bench.partner.sent] == [
@@ -530,10 +609,12 @@ async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
     bench = Bench(ScriptedReply(OURS), refusal, ScriptedReply(ANSWER))
     bench.partner.part = '{"type": "image"}'
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
-    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [conversation.NOT_TAKEN]
+    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [
+        conversation.NOT_TAKEN
+    ]
 
 
-# -- refusals in the place of a reply, and the client's own request ---------------------------------------------------
+# -- refusals in the place of a reply, and the client's own request --------------------------------
 
 ERROR = {"error": {"message": "this model does not support tools", "code": 400}}
 KEEP_ALIVE = b": OPENROUTER PROCESSING\n\n"
@@ -567,7 +648,9 @@ async def test_a_refusal_that_comes_at_once_with_a_call_of_ours_does_not_show_th
     assert events(caught.value.body) == [ROLE, ERROR]
 
 
-async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last(clock: Clock) -> None:
+async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last(
+    clock: Clock,
+) -> None:
     bench = Bench(ScriptedReply(KEEP_ALIVE, 60.0, ANSWER), heartbeat=10)
     running = asyncio.create_task(bench.run())
     await clock.let_pass(60)
@@ -609,10 +692,14 @@ async def test_refused_later_round_is_an_error_event_where_nothing_else_is_possi
     assert events(bench.browser.body)[-1] == json.loads(last)
 
 
-@pytest.mark.parametrize("last", [b"data: [DO", b"data: {", b'data: {"choices":[]', b"data:", b"data: x"])
+@pytest.mark.parametrize(
+    "last", [b"data: [DO", b"data: {", b'data: {"choices":[]', b"data:", b"data: x"]
+)
 async def test_half_an_event_at_the_end_of_a_hidden_round_is_discarded(last: bytes) -> None:
     """With the next round's first event behind it, it would be one that no client can read."""
-    bench = Bench(ScriptedReply(OURS.removesuffix(b"data: [DONE]\n\n") + last), ScriptedReply(ANSWER))
+    bench = Bench(
+        ScriptedReply(OURS.removesuffix(b"data: [DONE]\n\n") + last), ScriptedReply(ANSWER)
+    )
     out = await bench.run()
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
     assert all(isinstance(event, dict) or event == DONE for event in events(out))

@@ -1,4 +1,5 @@
-"""Counts that are true: what the headers say of recorded requests is what tiktoken counts in the body that is sent."""
+"""Counts that are true: what the headers say of recorded requests is what tiktoken counts in the
+body that is sent."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ async def test_tokens_before_and_after_are_those_of_the_bodies(name: str) -> Non
     reader = MessageCache(TOKENS)
     run, checked = one(name), 0
     for messages, _ in requests_of(run):
-        request = CHAT.parse(json.dumps({"model": MODEL, "messages": messages, "tools": run.tools}).encode())
+        request = CHAT.parse(
+            json.dumps({"model": MODEL, "messages": messages, "tools": run.tools}).encode()
+        )
         made = await plan(CHAT, request, policy, None, reader)
         assert made is not None
         assert made.history.tokens == pytest.approx(counted(messages), rel=WITHIN)

@@ -1,4 +1,5 @@
-"""A model refuses a request, and another one takes the very same for less (Messages, `fallback_credit_token`)."""
+"""A model refuses a request, and another one takes the very same for less (Messages,
+`fallback_credit_token`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FREE = ("model", "stream", "fallback_credit_token")
 
 
 class Crediting(Model):
-    """Refuses what it is asked to behind its script, and checks what comes with the token for it."""
+    """Refuses what it is asked to behind its script, and checks what comes with the token for
+    it."""
 
     refused_request: Json
 
@@ -30,7 +32,10 @@ class Crediting(Model):
         asked = {name: value for name, value in body.items() if name not in FREE}
         if body.get("fallback_credit_token") == TOKEN:
             if asked != self.refused_request:
-                return 400, b'{"type":"error","error":{"type":"invalid_request_error","message":"no match"}}'
+                return (
+                    400,
+                    b'{"type":"error","error":{"type":"invalid_request_error","message":"no match"}}',
+                )
             del body["fallback_credit_token"]
         elif said.text == REFUSE:
             self.refused_request = asked
@@ -43,7 +48,9 @@ class Crediting(Model):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("rounds", [0, 1, 2])
-async def test_the_same_request_goes_to_the_other_model_with_its_hidden_rounds(rounds: int, stream: bool) -> None:
+async def test_the_same_request_goes_to_the_other_model_with_its_hidden_rounds(
+    rounds: int, stream: bool
+) -> None:
     world = Changing()
     model: Any = Crediting()
     world.model = model
@@ -57,7 +64,10 @@ async def test_the_same_request_goes_to_the_other_model_with_its_hidden_rounds(r
     async def ask(body: Json, *says: Said) -> Any:
         model.script = list(says)
         client, _ = await world.post("messages", body, policy, "acme-1")
-        assert (client.status, model.refused, model.script) == (200, [], []), (client.body, model.refused)
+        assert (client.status, model.refused, model.script) == (200, [], []), (
+            client.body,
+            model.refused,
+        )
         return client
 
     def greps(first: int, number: int) -> list[Said]:
@@ -75,5 +85,7 @@ async def test_the_same_request_goes_to_the_other_model_with_its_hidden_rounds(r
     body["messages"] += [*said.native, {"role": "user", "content": "Sure?"}]
     await ask({**body, "model": "other"}, Said("Yes.", ()))
     sent = world.model.requests[-1].content.decode()
-    assert all(json.dumps(id) in sent for id in ("toolu_10", "toolu_30", *(["toolu_20"] if rounds else [])))
+    assert all(
+        json.dumps(id) in sent for id in ("toolu_10", "toolu_30", *(["toolu_20"] if rounds else []))
+    )
     await world.close()

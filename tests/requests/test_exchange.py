@@ -1,4 +1,5 @@
-"""The client's side: its body within limits, its target as written, and whether it is still there."""
+"""The client's side: its body within limits, its target as written, and whether it is still
+there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.asgi import ScriptedClient
 from tests.clock import turns
 
 
-@pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abc", b"", b"def", b"")])
+@pytest.mark.parametrize(
+    "pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abc", b"", b"def", b"")]
+)
 async def test_read(pieces: tuple[bytes, ...]) -> None:
     assert await ScriptedClient(*pieces).client().read(6) == b"abcdef"
     with pytest.raises(BodyTooLarge):
@@ -129,7 +132,10 @@ async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
     ("target", "shown"),
     [
         (b"/v1/chat/completions", "/v1/chat/completions"),
-        (b"/v1/models/gemini-pro:generateContent?key=SECRET", "/v1/models/gemini-pro:generateContent"),
+        (
+            b"/v1/models/gemini-pro:generateContent?key=SECRET",
+            "/v1/models/gemini-pro:generateContent",
+        ),
         (b"/v1/chat/completions;x", "/v1/chat/*"),
         (b"/v1;key=SECRET/chat/completions", "/*/chat/completions"),
         (b"/v1/models%3Bkey%3DSECRET", "/v1/*"),

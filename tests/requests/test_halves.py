@@ -1,4 +1,5 @@
-"""Half a surrogate pair, as JavaScript's `slice` leaves it, in every text that goes into a record."""
+"""Half a surrogate pair, as JavaScript's `slice` leaves it, in every text that goes into a
+record."""
 
 from __future__ import annotations
 
@@ -31,10 +32,13 @@ async def test_a_reply_with_half_a_character_is_remembered() -> None:
     made = called("look", json.dumps({"q": HALF}), id="call_0")
     last = whole({"content": HALF, "tool_calls": [made]}, "tool_calls")
     body = {"model": "m", "messages": history}
-    client, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(grep), ScriptedReply(last))
+    client, outcome = await world.ask(
+        json.dumps(body).encode(), ScriptedReply(grep), ScriptedReply(last)
+    )
     assert outcome.status == 200
     assert read(client.body)["message"]["content"] == HALF
-    reply = {"role": "assistant", **read(client.body)["message"], "content": None}  # as clients rewrite it
+    # as clients rewrite it
+    reply = {"role": "assistant", **read(client.body)["message"], "content": None}
     history += [reply, {"role": "tool", "tool_call_id": "call_0", "content": "yes"}]
     await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
     assert b'"grep"' in json.dumps(json.loads(world.sent[-1])["messages"]).encode()
@@ -51,7 +55,10 @@ async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
         json.dumps(body).encode(), ScriptedReply(whole(grep, "tool_calls")), ScriptedReply(last)
     )
     sent = json.loads(world.sent[-1])["messages"]
-    history += [{"role": "assistant", **read(client.body)["message"]}, {"role": "user", "content": "Sure?"}]
+    history += [
+        {"role": "assistant", **read(client.body)["message"]},
+        {"role": "user", "content": "Sure?"},
+    ]
     await world.ask(json.dumps(body).encode(), ScriptedReply(last))
     assert json.loads(world.sent[-1])["messages"][: len(sent)] == sent
     assert sent[1]["content"] == HALF
@@ -60,7 +67,9 @@ async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
 async def test_a_snapshot_with_half_a_character_is_stored() -> None:
     world = Writer()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]
-    made = await world.made(replaced=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"})
+    made = await world.made(
+        replaced=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"}
+    )
     assert made is not None
     assert "?-7341" in made.text and "\ud83d" not in made.text
     assert msgspec.json.decode(msgspec.json.encode(made), type=Snapshot) == made
@@ -69,7 +78,9 @@ async def test_a_snapshot_with_half_a_character_is_stored() -> None:
 async def test_a_model_whose_name_has_half_a_character() -> None:
     world = World()
     body = {"model": "m\ud83d", "messages": [{"role": "user", "content": "Hello."}]}
-    _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
+    _, outcome = await world.ask(
+        json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."}))
+    )
     assert outcome.status == 200
     made, _ = await planned(CUT, model="m\ud83d")
     name = made.snapshot_name(made.plan.boundaries[-1])

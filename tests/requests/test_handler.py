@@ -1,4 +1,5 @@
-"""A chat request from its first byte to its last, and the outcome that is recorded of it. No server, no network."""
+"""A chat request from its first byte to its last, and the outcome that is recorded of it. No
+server, no network."""
 
 from __future__ import annotations
 
@@ -146,9 +147,15 @@ class World:
         assert all(reply.closed for reply in self.upstream.read)
         return self.outcomes.pop()
 
-    async def send(self, client: ScriptedClient | bytes, namespace: str = "acme-1") -> ScriptedClient:
+    async def send(
+        self, client: ScriptedClient | bytes, namespace: str = "acme-1"
+    ) -> ScriptedClient:
         """One request, for whatever upstream answers."""
-        client = ScriptedClient(client, b"", path="/v1/chat/completions") if isinstance(client, bytes) else client
+        client = (
+            ScriptedClient(client, b"", path="/v1/chat/completions")
+            if isinstance(client, bytes)
+            else client
+        )
         client.scope["raw_path"] = b"/v1/chat/completions"
         await self.chat(client.client(), Tenant(self.policy, namespace))
         return client
@@ -179,7 +186,10 @@ def chat(result: str = "", *, more: bool = False, **members: Any) -> bytes:
             {"role": "tool", "tool_call_id": "c", "content": result},
         ]
     if more:
-        messages += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Sure?"}]
+        messages += [
+            {"role": "assistant", "content": "It is 42."},
+            {"role": "user", "content": "Sure?"},
+        ]
     return json.dumps({"model": "m", "messages": messages, **members}).encode()
 
 
@@ -208,11 +218,15 @@ async def test_a_member_that_nobody_knows_is_named_and_the_policy_can_call_it_ha
     world.policy = replace(POLICY, upstream=where)
     _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
     moved = json.loads(world.sent[-1])["messages"][-1]
-    assert outcome.compacted == 1 and moved["timestamp"] == 1 and "/context_store/" in moved["content"]
+    assert (
+        outcome.compacted == 1 and moved["timestamp"] == 1 and "/context_store/" in moved["content"]
+    )
 
 
 @pytest.mark.parametrize("name", [b"content-digest", b"repr-digest", b"digest", b"content-md5"])
-async def test_a_digest_of_the_clients_body_goes_up_with_that_body_alone(world: World, name: bytes) -> None:
+async def test_a_digest_of_the_clients_body_goes_up_with_that_body_alone(
+    world: World, name: bytes
+) -> None:
     given = [CHUNKED, (name, b"sha-256=:x:")]
     for body, passes in ((LONG, False), (chat(), True)):
         await world.ask(body, ScriptedReply(HELLO), headers=given)
@@ -229,7 +243,9 @@ ASKED_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("said", ASKED_ELSEWHERE.values(), ids=ASKED_ELSEWHERE.keys())
-async def test_a_reference_that_another_tool_was_asked_for_leads_to_ours(world: World, said: str) -> None:
+async def test_a_reference_that_another_tool_was_asked_for_leads_to_ours(
+    world: World, said: str
+) -> None:
     await world.ask(LONG, ScriptedReply(HELLO))
     [path] = re.findall(rb"/context_store/[\w.-]+?\.txt", world.sent[0])
     body = json.loads(LONG)
@@ -242,7 +258,10 @@ async def test_a_reference_that_another_tool_was_asked_for_leads_to_ours(world: 
     last = json.loads(world.sent[1])["messages"][-1]["content"]
     line = f"[{path.decode()} is no file of this tool's: read_file reads it, and grep searches it.]"
     assert last == f"{body['messages'][-1]['content']}\n\n{line}"
-    body["messages"] += [{"role": "assistant", "content": "Hm."}, {"role": "user", "content": "And?"}]
+    body["messages"] += [
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": "And?"},
+    ]
     await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
     assert json.loads(world.sent[2])["messages"][4]["content"] == last, "each later turn repeats it"
 
@@ -255,7 +274,9 @@ async def test_a_reference_that_another_tool_was_asked_for_leads_to_ours(world: 
         ({"file_path": "PATH"}, "not found " * 500),
     ],
 )
-async def test_no_other_result_gets_a_line(world: World, arguments: dict[str, str], result: str) -> None:
+async def test_no_other_result_gets_a_line(
+    world: World, arguments: dict[str, str], result: str
+) -> None:
     await world.ask(LONG, ScriptedReply(HELLO))
     [path] = re.findall(rb"/context_store/[\w.-]+?\.txt", world.sent[0])
     body = json.loads(LONG)
@@ -268,7 +289,7 @@ async def test_no_other_result_gets_a_line(world: World, arguments: dict[str, st
     assert b"is no file of this tool's" not in world.sent[1]
 
 
-# -- what a request comes to ------------------------------------------------------------------------------------------
+# -- what a request comes to -----------------------------------------------------------------------
 
 
 async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:
@@ -277,8 +298,18 @@ async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:
     assert "/context_store/" in sent["messages"][2]["content"] and len(world.sent[0]) < len(LONG)
     assert [tool["function"]["name"] for tool in sent["tools"]] == ["grep", "read_file"]
     assert text(read(client.body)) == "It is 42."
-    assert (outcome.kind, outcome.status, outcome.fault, outcome.reason) == ("offloaded", 200, "", "")
-    assert (outcome.compacted, outcome.compressed, outcome.reinserted, outcome.rounds) == (1, 0, 0, 0)
+    assert (outcome.kind, outcome.status, outcome.fault, outcome.reason) == (
+        "offloaded",
+        200,
+        "",
+        "",
+    )
+    assert (outcome.compacted, outcome.compressed, outcome.reinserted, outcome.rounds) == (
+        1,
+        0,
+        0,
+        0,
+    )
     assert outcome.tokens_after < 3_000 < 25_000 < outcome.tokens_before
     assert (outcome.prompt_tokens, outcome.completion_tokens) == (100, 10)
     headers = reply_headers(client)
@@ -298,10 +329,12 @@ async def test_internal_round_is_answered_remembered_and_counted(world: World) -
     assert any("/rounds/" in key for key in world.store.records)
 
 
-# -- requests that have no plan ---------------------------------------------------------------------------------------
+# -- requests that have no plan --------------------------------------------------------------------
 
 OFF = msgspec.structs.replace(POLICY, offload=written.offload(mode=Mode.OFF))
-TAKEN = {"tools": [{"type": "function", "function": {"name": name}} for name in ("grep", "offload_grep")]}
+TAKEN = {
+    "tools": [{"type": "function", "function": {"name": name}} for name in ("grep", "offload_grep")]
+}
 
 
 @pytest.mark.parametrize(
@@ -343,22 +376,34 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
     assert reply_headers(client)[b"x-offload-mode"] == b"off"
 
 
-async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_back(world: World) -> None:
+async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_back(
+    world: World,
+) -> None:
     body = chat("word " * 5_000, more=True, tool_choice="none")
     client, outcome = await world.ask(body, refused(OVERFLOW), ScriptedReply(HELLO))
     assert world.sent[0] == body
     assert outcome.kind == "offloaded" and "tools" in json.loads(world.sent[1])
-    assert outcome.unfollowed and outcome.words.endswith(said := "and the request does not fit whole.")
+    assert outcome.unfollowed and outcome.words.endswith(
+        said := "and the request does not fit whole."
+    )
     assert reply_headers(client)[b"x-offload-reason"].decode().endswith(said)
     client, outcome = await world.ask(chat("word " * 5_000, more=True), ScriptedReply(HELLO))
-    assert outcome.compacted and not outcome.unfollowed and b"x-offload-reason" not in reply_headers(client)
+    assert (
+        outcome.compacted
+        and not outcome.unfollowed
+        and b"x-offload-reason" not in reply_headers(client)
+    )
 
 
-async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_little_more(world: World) -> None:
+async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_little_more(
+    world: World,
+) -> None:
     """The first request that has the large result has more new text beside it."""
     for more, kind in ((7_000, "untouched"), (10, "offloaded")):
         body = json.loads(chat("word " * 5_000, more=True))
-        body["messages"][-1]["content"] = "Create a detailed summary of the conversation so far." + " now" * more
+        body["messages"][-1]["content"] = (
+            "Create a detailed summary of the conversation so far." + " now" * more
+        )
         _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(HELLO))
         assert outcome.kind == kind, outcome.words
         assert "Your client compacts itself; raise its limit to " in outcome.words
@@ -366,7 +411,7 @@ async def test_a_history_that_is_to_be_summarised_goes_whole_if_that_costs_littl
         assert ("the model gets all of it" in outcome.words) is (kind == "untouched")
 
 
-# -- what upstream refuses --------------------------------------------------------------------------------------------
+# -- what upstream refuses -------------------------------------------------------------------------
 
 FITTING = chat("word " * 1_500, more=True)
 """A request that is sent as it came as long as the context window is unknown."""
@@ -376,7 +421,12 @@ async def test_overflow_is_planned_anew_for_the_window_upstream_names(world: Wor
     client, outcome = await world.ask(FITTING, refused(OVERFLOW), ScriptedReply(HELLO))
     assert world.sent[0] == FITTING and len(world.sent[1]) < 4096
     assert client.status == 200 and text(read(client.body)) == "It is 42."
-    assert (outcome.kind, outcome.status, outcome.compacted, outcome.fault) == ("offloaded", 200, 1, "")
+    assert (outcome.kind, outcome.status, outcome.compacted, outcome.fault) == (
+        "offloaded",
+        200,
+        1,
+        "",
+    )
     await world.ask(FITTING, ScriptedReply(HELLO))
     assert world.sent[2] == world.sent[1], "the window is remembered"
 
@@ -390,7 +440,7 @@ async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
     assert world.services.known.window("acme-1", POLICY, "m") is None
 
 
-# -- clients that leave, upstreams and stores that fail ---------------------------------------------------------------
+# -- clients that leave, upstreams and stores that fail --------------------------------------------
 
 
 async def test_client_that_leaves_within_its_body_is_gone(world: World) -> None:
@@ -403,11 +453,20 @@ async def test_client_that_leaves_within_its_body_is_gone(world: World) -> None:
     assert client.messages == [] and world.sent == []
 
 
-@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
-async def test_upstream_fault_within_a_stream_is_an_error_event(world: World, body: bytes, kind: str) -> None:
-    client, outcome = await world.ask(body, ScriptedReply(ANSWER[:200], UpstreamBroken("reset"), headers=[STREAM]))
+@pytest.mark.parametrize(
+    ("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"]
+)
+async def test_upstream_fault_within_a_stream_is_an_error_event(
+    world: World, body: bytes, kind: str
+) -> None:
+    client, outcome = await world.ask(
+        body, ScriptedReply(ANSWER[:200], UpstreamBroken("reset"), headers=[STREAM])
+    )
     assert client.status == 200 and client.complete
-    assert events(client.body[client.body.rindex(b"data: ") :])[-1]["error"]["code"] == "upstream_broken"
+    assert (
+        events(client.body[client.body.rindex(b"data: ") :])[-1]["error"]["code"]
+        == "upstream_broken"
+    )
     assert (outcome.kind, outcome.status, outcome.fault) == (kind, 200, "broken")
 
 
@@ -448,7 +507,9 @@ async def test_a_bug_in_what_is_kept_does_not_cost_the_reply(
     assert "a bug, in " in caplog.text and len(world.sent) == 1
 
 
-async def test_a_bug_in_sending_what_came_is_not_met_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_sending_what_came_is_not_met_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("proxy.requests.handler.pass_on", fail)
     world.policy = replace(POLICY, offload=replace(POLICY.offload, mode=Mode.OFF))
     with pytest.raises(ZeroDivisionError):
@@ -473,7 +534,10 @@ async def test_after_a_bug_the_request_goes_up_with_all_that_came(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bug is met in a form that changes what came, and in making a round's request."""
-    monkeypatch.setattr("proxy.requests.handler.Ladder.first", lambda *_: Form(without=frozenset([Addition.THINKING])))
+    monkeypatch.setattr(
+        "proxy.requests.handler.Ladder.first",
+        lambda *_: Form(without=frozenset([Addition.THINKING])),
+    )
     monkeypatch.setattr("proxy.requests.relay.Relay.changed", fail)
     came = [(b"idempotency-key", b"k"), (b"accept-encoding", b"gzip")]
     _, outcome = await world.ask(LONG, ScriptedReply(HELLO), headers=[CHUNKED, *came])
@@ -486,14 +550,15 @@ def fail(*_: object, **__: object) -> None:
     raise ZeroDivisionError("nobody has thought of this")
 
 
-# -- the event loop ---------------------------------------------------------------------------------------------------
+# -- the event loop --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("turns", "aside"), [(20, False), (1_200, True)], ids=["small", "large"])
 async def test_long_histories_are_looked_at_off_the_loop(
     world: World, turns: int, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of these looks at the whole body or the whole history, which is up to 100,000 messages."""
+    """Each of these looks at the whole body or the whole history, which is up to 100,000
+    messages."""
     threads: dict[str, list[bool]] = {}
 
     def note(owner: Any, name: str, of: Callable[..., bool] = lambda *_: True) -> None:
@@ -520,10 +585,14 @@ async def test_long_histories_are_looked_at_off_the_loop(
     note(summaries, "_measured")
     await world.ask(body, *[ScriptedReply(HELLO)] * 9)  # summaries are asked for as well
     assert threads.keys() >= {"members", "plan", "replies", "_measured"}
-    assert {name: set(used) for name, used in threads.items()} == {name: {aside} for name in threads}
+    assert {name: set(used) for name, used in threads.items()} == {
+        name: {aside} for name in threads
+    }
 
 
-async def test_searches_of_one_request_share_one_budget(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_searches_of_one_request_share_one_budget(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ToolsPolicy, "max_search_seconds", 0)
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
     _, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))

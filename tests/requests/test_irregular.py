@@ -1,6 +1,8 @@
-"""Conversations in which calls and results do not pair, as clients send them and tolerant upstreams take them.
+"""Conversations in which calls and results do not pair, as clients send them and tolerant upstreams
+take them.
 
-They are offloaded as far as they are regular. What fits into no pair arrives as it was sent, in its place.
+They are offloaded as far as they are regular. What fits into no pair arrives as it was sent, in its
+place.
 """
 
 from __future__ import annotations
@@ -35,11 +37,16 @@ POLICY = Policy(
         compress=Compress(snapshot_tokens=100, wait=Wait.ALWAYS),
     ),
 )
-SNAPSHOT = whole({"content": "<state_snapshot><overall_goal>find it</overall_goal></state_snapshot>"})
+SNAPSHOT = whole(
+    {"content": "<state_snapshot><overall_goal>find it</overall_goal></state_snapshot>"}
+)
 
 
 def calls(*ids: str | None, arguments: Any = "{}") -> Message:
-    made = [{"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}} for id in ids]
+    made = [
+        {"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}}
+        for id in ids
+    ]
     return {"role": "assistant", "content": None, "tool_calls": made}
 
 
@@ -54,7 +61,11 @@ def user(text: str) -> Message:
 DONE: Message = {"role": "assistant", "content": "Done."}
 LARGE = "a large result " * 60
 NO_CALL, NO_RESULT, SEALED = "no_call", "no_result", "sealed"
-OLD_CALL: Message = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
+OLD_CALL: Message = {
+    "role": "assistant",
+    "content": None,
+    "function_call": {"name": "look", "arguments": "{}"},
+}
 
 KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {
     "aborted call": ([calls("a"), user("Never mind.")], {NO_RESULT: 1}, {0}),
@@ -62,13 +73,37 @@ KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {
     "aborted, then the next call": ([calls("a"), calls("b"), result("b")], {NO_RESULT: 1}, {0}),
     "orphan result": ([calls("a"), result("a"), result("zz", LARGE)], {NO_CALL: 1}, {2}),
     "orphan after a user": ([DONE, user("And?"), result("zz", LARGE)], {NO_CALL: 1}, {2}),
-    "late result": ([calls("a"), DONE, user("And?"), result("a", LARGE)], {NO_RESULT: 1, NO_CALL: 1}, {0, 3}),
-    "user in between": ([calls("a"), user("Hurry!"), result("a", LARGE)], {NO_RESULT: 1, NO_CALL: 1}, {0, 1, 2}),
-    "result first": ([result("a", LARGE), calls("a"), user("Well?")], {NO_CALL: 1, NO_RESULT: 1}, {0, 1}),
-    "two with calls": ([calls("a"), calls("b"), result("a"), result("b")], {NO_RESULT: 1, NO_CALL: 1}, {0, 1, 2}),
+    "late result": (
+        [calls("a"), DONE, user("And?"), result("a", LARGE)],
+        {NO_RESULT: 1, NO_CALL: 1},
+        {0, 3},
+    ),
+    "user in between": (
+        [calls("a"), user("Hurry!"), result("a", LARGE)],
+        {NO_RESULT: 1, NO_CALL: 1},
+        {0, 1, 2},
+    ),
+    "result first": (
+        [result("a", LARGE), calls("a"), user("Well?")],
+        {NO_CALL: 1, NO_RESULT: 1},
+        {0, 1},
+    ),
+    "two with calls": (
+        [calls("a"), calls("b"), result("a"), result("b")],
+        {NO_RESULT: 1, NO_CALL: 1},
+        {0, 1, 2},
+    ),
     "too many results": ([calls("a"), result("a"), result("a", LARGE)], {NO_CALL: 1}, {2}),
-    "null ids, results with ids": ([calls(None), result("a", LARGE)], {NO_RESULT: 1, NO_CALL: 1}, {0, 1}),
-    "function role": ([OLD_CALL, {"role": "function", "name": "look", "content": LARGE}], {SEALED: 2}, {0, 1}),
+    "null ids, results with ids": (
+        [calls(None), result("a", LARGE)],
+        {NO_RESULT: 1, NO_CALL: 1},
+        {0, 1},
+    ),
+    "function role": (
+        [OLD_CALL, {"role": "function", "name": "look", "content": LARGE}],
+        {SEALED: 2},
+        {0, 1},
+    ),
     "unknown role": ([DONE, {"role": "narrator", "content": LARGE}], {SEALED: 1}, {1}),
     "unknown content": ([DONE, {"role": "user", "content": {"text": LARGE}}], {SEALED: 1}, {1}),
     "no role": ([DONE, {"content": LARGE}], {SEALED: 1}, {1}),
@@ -77,7 +112,8 @@ KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {
     "null ids": ([calls(None, None), result(None, LARGE), result(None, LARGE + "2")], {}, set()),
     "arguments as an object": ([calls("a", arguments={"q": [1]}), result("a", LARGE)], {}, set()),
 }
-"""Kind → its messages, how many are left alone and why, and which of them must arrive byte for byte after any cut."""
+"""Kind → its messages, how many are left alone and why, and which of them must arrive byte for byte
+after any cut."""
 
 
 def steps(count: int, first: int = 0) -> list[Message]:
@@ -90,7 +126,9 @@ def steps(count: int, first: int = 0) -> list[Message]:
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_rest_is_offloaded(world: World, monkeypatch: pytest.MonkeyPatch, kind: str, mode: Mode) -> None:
+async def test_the_rest_is_offloaded(
+    world: World, monkeypatch: pytest.MonkeyPatch, kind: str, mode: Mode
+) -> None:
     async def send(request: Any) -> ScriptedReply:
         summary = "scratchpad" in str(json.loads(request.content)["messages"][-1])
         world.upstream.requests.append(request)
@@ -100,19 +138,35 @@ async def test_the_rest_is_offloaded(world: World, monkeypatch: pytest.MonkeyPat
         return reply
 
     monkeypatch.setattr(world.upstream, "send", send)
-    world.policy = msgspec.structs.replace(POLICY, offload=msgspec.structs.replace(POLICY.offload, mode=mode))
+    world.policy = msgspec.structs.replace(
+        POLICY, offload=msgspec.structs.replace(POLICY.offload, mode=mode)
+    )
     odd, left_alone, alone = KINDS[kind]
-    messages = [{"role": "system", "content": "Be good."}, user("Find it."), *steps(2), *odd, *steps(7, 2), DONE]
+    messages = [
+        {"role": "system", "content": "Be good."},
+        user("Find it."),
+        *steps(2),
+        *odd,
+        *steps(7, 2),
+        DONE,
+    ]
     messages.append(user("So?"))
-    points = [place for place, one in enumerate(messages) if one.get("role") == "assistant" and place > 5]
+    points = [
+        place for place, one in enumerate(messages) if one.get("role") == "assistant" and place > 5
+    ]
     before: list[bytes] = []
     for end in (*points, len(messages)):
-        client, outcome = await world.ask(json.dumps({"model": "m", "messages": messages[:end]}).encode())
+        client, outcome = await world.ask(
+            json.dumps({"model": "m", "messages": messages[:end]}).encode()
+        )
         assert client.status == 200 and outcome.reason == ""
         sent = list(map(bytes, msgspec.json.decode(world.sent[-1], type=Sent).messages))
         assert outcome.new_event or sent[: len(before)] == before
         before = sent
-    assert outcome.kind == "offloaded" and (outcome.compacted if mode is Mode.COMPACT else outcome.compressed) > 3
+    assert (
+        outcome.kind == "offloaded"
+        and (outcome.compacted if mode is Mode.COMPACT else outcome.compressed) > 3
+    )
     assert outcome.left_alone == left_alone
     rest = iter(before)
     assert all(json.dumps(odd[place]).encode() in rest for place in sorted(alone)), "in their order"

@@ -1,4 +1,5 @@
-"""A request that is only observed: it goes upstream as it came, and the plan is recorded beside it."""
+"""A request that is only observed: it goes upstream as it came, and the plan is recorded beside
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ REPLY = whole({"content": "It is 42."}, usage=BILLED)
 
 
 POLICY = msgspec.structs.replace(
-    FREE, offload=msgspec.structs.replace(FREE.offload, keep_views=1, cached_read=0.1, cache_write=1.25)
+    FREE,
+    offload=msgspec.structs.replace(FREE.offload, keep_views=1, cached_read=0.1, cache_write=1.25),
 )
 
 
@@ -58,13 +60,19 @@ def seen(outcome: Outcome) -> tuple[str, str, str, str]:
     return outcome.kind, outcome.mode, outcome.usage, outcome.reason
 
 
-async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_reported(world: World) -> None:
+async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_reported(
+    world: World,
+) -> None:
     client, outcome = await world.ask(LONG, ScriptedReply(REPLY[:30], REPLY[30:]))
     assert world.sent == [LONG] and client.body == REPLY and client.complete
     assert seen(outcome) == ("observed", "observe", "billed", "")
     assert (outcome.compacted, outcome.rounds, outcome.store_errors) == (1, 0, {})
     assert outcome.tokens_after < 3_000 < 25_000 < outcome.tokens_before
-    assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens) == (10_000, 7, 0)
+    assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens) == (
+        10_000,
+        7,
+        0,
+    )
     assert outcome.cost_before == 12_500, "10,000 tokens, written to the cache at 1.25"
     assert 0 < outcome.cost_after < 2_000
     headers = reply_headers(client)
@@ -78,18 +86,29 @@ async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_report
 def spaced(request: bytes) -> bytes:
     """The request with spaces in the arguments of its call, as most models write them."""
     body = json.loads(request)
-    body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{ "q" : [ 1 , 2 ,\n\n 3 , 4 ] , "of" : { } }'
+    body["messages"][1]["tool_calls"][0]["function"]["arguments"] = (
+        '{ "q" : [ 1 , 2 ,\n\n 3 , 4 ] , "of" : { } }'
+    )
     return json.dumps(body).encode()
 
 
-@pytest.mark.parametrize("body", [LONG, spaced(LONG), spaced(chat("word"))], ids=["moved", "spaces", "unchanged"])
+@pytest.mark.parametrize(
+    "body", [LONG, spaced(LONG), spaced(chat("word"))], ids=["moved", "spaces", "unchanged"]
+)
 async def test_it_reports_what_offloading_then_does(world: World, body: bytes) -> None:
     _, foreseen = await world.ask(body, ScriptedReply(REPLY))
     real = World()
     _, done = await real.ask(body, ScriptedReply(REPLY))
     await real.close()
-    assert (foreseen.tokens_before, foreseen.tokens_after) == (done.tokens_before, done.tokens_after)
-    assert (foreseen.compacted, foreseen.compressed, foreseen.events) == (done.compacted, done.compressed, done.events)
+    assert (foreseen.tokens_before, foreseen.tokens_after) == (
+        done.tokens_before,
+        done.tokens_after,
+    )
+    assert (foreseen.compacted, foreseen.compressed, foreseen.events) == (
+        done.compacted,
+        done.compressed,
+        done.events,
+    )
 
 
 async def test_a_client_asks_for_it_and_the_plan_is_that_of_its_policy(world: World) -> None:
@@ -114,12 +133,29 @@ async def test_off_is_stronger(world: World, why: str) -> None:
     ("reply", "usage"),
     [
         (ScriptedReply(ANSWER), "unknown"),  # its usage says nothing of the cache
-        (ScriptedReply(ANSWER.replace(b'"usage"', b'"spent"').replace(b"_tokens", b""), headers=[STREAM]), "unknown"),
-        (ScriptedReply(b'data: {"usage": %b}\n\ndata: [DONE]\n\n' % json.dumps(BILLED).encode()), "billed"),
-        (ScriptedReply(gzip.compress(REPLY), headers=[JSON, (b"Content-Encoding", b"gzip")]), "billed"),
+        (
+            ScriptedReply(
+                ANSWER.replace(b'"usage"', b'"spent"').replace(b"_tokens", b""), headers=[STREAM]
+            ),
+            "unknown",
+        ),
+        (
+            ScriptedReply(b'data: {"usage": %b}\n\ndata: [DONE]\n\n' % json.dumps(BILLED).encode()),
+            "billed",
+        ),
+        (
+            ScriptedReply(gzip.compress(REPLY), headers=[JSON, (b"Content-Encoding", b"gzip")]),
+            "billed",
+        ),
         (ScriptedReply(REPLY, headers=[JSON, (b"Content-Encoding", b"gzip")]), "unknown"),
-        (ScriptedReply(REPLY, headers=[JSON, (b"Content-Encoding", b"rot13")]), "billed"),  # clients ignore it, too
-        (ScriptedReply(gzip.compress(b" " * (4 << 20) + REPLY), headers=[(b"Content-Encoding", b"gzip")]), "unknown"),
+        # clients ignore it, too
+        (ScriptedReply(REPLY, headers=[JSON, (b"Content-Encoding", b"rot13")]), "billed"),
+        (
+            ScriptedReply(
+                gzip.compress(b" " * (4 << 20) + REPLY), headers=[(b"Content-Encoding", b"gzip")]
+            ),
+            "unknown",
+        ),
     ],
 )
 async def test_costs_rest_on_upstreams_numbers_where_it_gives_any(
@@ -127,7 +163,9 @@ async def test_costs_rest_on_upstreams_numbers_where_it_gives_any(
 ) -> None:
     body = chat("word " * 5_000, more=True, stream=True)
     client, outcome = await world.ask(body, reply)
-    assert world.sent == [body] and client.body == b"".join(step for step in reply.steps if isinstance(step, bytes))
+    assert world.sent == [body] and client.body == b"".join(
+        step for step in reply.steps if isinstance(step, bytes)
+    )
     assert seen(outcome) == ("observed", "observe", usage, "")
     assert outcome.cost_before == 12_500 if usage == "billed" else outcome.cost_before > 2_000
     assert outcome.cost_after > 0
@@ -141,7 +179,9 @@ async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) ->
 
 
 async def test_a_limit_that_does_not_fit_stays_as_it_came(world: World) -> None:
-    world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=4_000)))
+    world.policy = observing(
+        replace(POLICY, upstream=replace(POLICY.upstream, context_window=4_000))
+    )
     body = chat(max_tokens=3_990)
     await world.ask(body, ScriptedReply(REPLY))
     assert world.sent == [body]
@@ -154,9 +194,13 @@ async def test_what_cannot_be_planned_says_why(world: World) -> None:
         assert seen(outcome) == ("untouched", "off", "", reason)
 
 
-async def test_nothing_is_asked_for_in_the_background(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_asked_for_in_the_background(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(world.services.known, "list_models", lambda tenant, headers: asked.append(tenant))
+    monkeypatch.setattr(
+        world.services.known, "list_models", lambda tenant, headers: asked.append(tenant)
+    )
     await world.ask(LONG, ScriptedReply(REPLY))
     world.policy = OFF
     await world.ask(LONG, ScriptedReply(REPLY))
@@ -170,8 +214,12 @@ async def test_nothing_is_asked_for_in_the_background(world: World, monkeypatch:
 def messages_stream(usage: Any, later: Any) -> bytes:
     """A stream of Messages, which says at its beginning what the prompt cost."""
     begin = json.dumps({"type": "message_start", "message": {"id": "m", "usage": usage}})
-    text = json.dumps({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word " * 3_000}})
-    end = json.dumps({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": later})
+    text = json.dumps(
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word " * 3_000}}
+    )
+    end = json.dumps(
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": later}
+    )
     return b"".join(b"data: %b\n\n" % event.encode() for event in (begin, text, end))
 
 
@@ -194,14 +242,22 @@ async def test_messages_are_observed_and_billed_by_both_ends_of_a_stream(
     world.chat = Chat(world.services, MESSAGES)
     asked = [
         {"role": "user", "content": "What is it?"},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "search", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c", "name": "search", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}],
+        },
         {"role": "assistant", "content": "It is 42."},
         {"role": "user", "content": "Sure?"},
     ]
     body = json.dumps({"model": "m", "max_tokens": 9, "stream": True, "messages": asked}).encode()
     reply = messages_stream(usage, later)
-    client, outcome = await world.ask(body, ScriptedReply(reply[:100], reply[100:], headers=[STREAM]))
+    client, outcome = await world.ask(
+        body, ScriptedReply(reply[:100], reply[100:], headers=[STREAM])
+    )
     assert world.sent == [body] and client.body == reply
     billed = "billed" if "cache_read" in json.dumps([usage, later]) else "unknown"
     assert seen(outcome) == ("observed", "observe", billed, "") and outcome.compacted == 1

@@ -44,7 +44,8 @@ async def test_tools_can_be_injected_always() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "ours"), [({"tools": [{"function": {"name": "t"}}]}, True), ({"tools": []}, False), ({}, False)]
+    ("members", "ours"),
+    [({"tools": [{"function": {"name": "t"}}]}, True), ({"tools": []}, False), ({}, False)],
 )
 async def test_agents_get_our_tools_from_the_start_and_others_when_something_moves(
     members: dict[str, Any], ours: bool
@@ -66,7 +67,9 @@ async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
 @pytest.mark.parametrize("arguments", ["{}", '{ "path" :  "a.txt" }', '{"b":1,"a":2}', "no JSON "])
 async def test_arguments_count_in_canonical_form(arguments: str) -> None:
     spaced = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(arguments)))
-    compact = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(canonical(arguments))))
+    compact = json.loads(
+        json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(canonical(arguments)))
+    )
     (made, _), (other, _) = await planned(spaced), await planned(compact)
     assert made.plan == other.plan
     assert made.history.tokens == other.history.tokens
@@ -91,7 +94,9 @@ async def test_hidden_rounds_count_and_bring_the_tools() -> None:
     assert ready.injecting
 
 
-async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> None:
+async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> (
+    None
+):
     said = {"role": "assistant", "content": "hm"}
     made, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
     round = Hidden((b'{"role":"assistant","content":"before"}',), None, (), (500,))
@@ -105,10 +110,12 @@ async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the
         assert len(ready.entries) == len(made.transcript.raws) + len(kept)
 
 
-# -- the limit upstream -----------------------------------------------------------------------------------------------
+# -- the limit upstream ----------------------------------------------------------------------------
 
 
-async def limit_sent(messages: list[Json], window: int | None, **limits: int) -> tuple[int | None, dict[str, Any]]:
+async def limit_sent(
+    messages: list[Json], window: int | None, **limits: int
+) -> tuple[int | None, dict[str, Any]]:
     made, reader = await planned(messages, POLICY, window, **limits)
     ready = Rendered.of(made, None, {}, reader)
     return made.reply_limit(ready.tokens), json.loads(ready.turn().request())
@@ -141,7 +148,8 @@ async def test_a_request_that_is_not_changed_is_lowered_only_if_upstream_would_r
 
 
 def test_our_tools_weigh_what_is_reserved_for_them() -> None:
-    """As sent, in the API that takes the most words; every figure of savings rests on this number."""
+    """As sent, in the API that takes the most words; every figure of savings rests on this
+    number."""
     ours = definitions(NAMES, Policy().offload.store_dir)
     count = counter()
     sent = [b",".join(map(dialect.requests.tool, ours)).decode() for dialect in DIALECTS]

@@ -33,7 +33,11 @@ class Poisoned(World):
         if refused is not None:
             return ScriptedReply(json.dumps(refused[1]).encode(), status=refused[0], headers=[JSON])
         usage = {"prompt_tokens": len(request.content), "completion_tokens": 5}
-        whole = {"choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}]}
+        whole = {
+            "choices": [
+                {"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}
+            ]
+        }
         return ScriptedReply(json.dumps(whole | {"usage": usage}).encode())
 
     async def say(self, namespace: str, body: bytes) -> tuple[int, list[bytes]]:
@@ -43,19 +47,27 @@ class Poisoned(World):
         return client.status, list(self.bodies)
 
 
-WINDOW = {"message": "Your input exceeds the context window of this model.", "code": "context_length_exceeded"}
+WINDOW = {
+    "message": "Your input exceeds the context window of this model.",
+    "code": "context_length_exceeded",
+}
 ECHO = "maximum context length is 300"
 
 
 def with_pdf() -> bytes:
     pdf = base64.b64encode(b"%PDF-1.7 " + b"x" * 60_000).decode()
-    file = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf}"}}
+    file = {
+        "type": "file",
+        "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf}"},
+    }
     messages = [{"role": "user", "content": [{"type": "text", "text": "Sum it up."}, file]}]
     return json.dumps({"model": "m", "messages": messages}).encode()
 
 
 def invalid(value: str) -> dict[str, Any]:
-    return {"error": {"message": f"Invalid value: '{value}'. Supported values are: 'low' and 'high'."}}
+    return {
+        "error": {"message": f"Invalid value: '{value}'. Supported values are: 'low' and 'high'."}
+    }
 
 
 TASK = chat("word " * 5_000, poison=1)[:-1]
@@ -115,7 +127,11 @@ async def poisoned(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Poison
     body, status, error = request.param
     marks = (b'"file"', b"reasoning_effort", b'"poison"')
     own = body if body.startswith(TASK) else None
-    world = Poisoned(lambda sent: (status, error) if sent != own and any(mark in sent for mark in marks) else None)
+    world = Poisoned(
+        lambda sent: (
+            (status, error) if sent != own and any(mark in sent for mark in marks) else None
+        )
+    )
     yield world, body
     await world.close()
 
@@ -150,7 +166,9 @@ async def test_a_bug_of_ours_costs_the_plan_and_not_the_reply(
         assert await world.say(ME, LONG) == (200, [LONG])
         outcome = world.outcomes.pop()
     assert (outcome.kind, outcome.reason, outcome.fault) == ("untouched", "bug", "")
-    assert "of acme is sent as it came" in caplog.text and "nobody has thought of this" in caplog.text
+    assert (
+        "of acme is sent as it came" in caplog.text and "nobody has thought of this" in caplog.text
+    )
     await world.say(ME, LONG)
     assert world.outcomes.pop().kind == ("observed" if mode is Mode.OBSERVE else "offloaded")
     await world.close()

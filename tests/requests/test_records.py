@@ -48,7 +48,9 @@ def link(number: int) -> bytes:
     return bytes([number]) * 16
 
 
-def reply(visible: Visible = NOTHING, link: bytes = LINK, before: bytes = BEFORE, preceding: str = "") -> Reply:
+def reply(
+    visible: Visible = NOTHING, link: bytes = LINK, before: bytes = BEFORE, preceding: str = ""
+) -> Reply:
     """A reply; `preceding` is the id of the call before it."""
     ids = tuple(call.id for call in visible.calls if call.id)
     last = marks([ToolCall(preceding, "look", ARGUMENTS)])
@@ -60,7 +62,9 @@ async def keep(records: Records, number: int, of: Reply, model: str = MODEL) -> 
     await records.remember(hidden(number, model=model), places, of.visible())
 
 
-async def test_a_round_is_found_as_it_was_by_its_caller_alone(records: Records, store: Guarded) -> None:
+async def test_a_round_is_found_as_it_was_by_its_caller_alone(
+    records: Records, store: Guarded
+) -> None:
     mixed = hidden(5, b'{"role" : "assistant","x":1.50}')
     await records.remember(mixed, [link(5)], NOTHING)
     await keep(records, 8, reply())
@@ -77,9 +81,13 @@ async def test_the_first_snapshot_wins(records: Records) -> None:
     assert [one and one.text for one in await records.read(Snapshot, ["a", "b"])] == ["first", None]
 
 
-# --- replies that their clients have rewritten ------------------------------------------------------------------------
+# --- replies that their clients have rewritten ----------------------------------------------------
 
-IDS = ("call_8fj3k2l9dkf0aXz71mQe", "toolu_9dkf03jfk2l8bYw52nRf1q", "0f8fad5b-d9cb-469f-a165-70867728950e")
+IDS = (
+    "call_8fj3k2l9dkf0aXz71mQe",
+    "toolu_9dkf03jfk2l8bYw52nRf1q",
+    "0f8fad5b-d9cb-469f-a165-70867728950e",
+)
 SHORT = ("call_8fj3k2l9dkf0", "call_9dkf03jfk2l8")
 POOR = ("call_0", "call_00000000000000000023", "functions.look:0", "D681PevKs", "")
 ARGUMENTS = '{"a":1}'
@@ -102,16 +110,28 @@ BY_HISTORY: dict[str, Case] = {
     "the second of two samples": ([FIRST, SECOND], SECOND, [2]),
     "the same reply twice": ([FIRST] * 6, DROPPED, [1]),
     "a sample with an id of its own": ([seen("Hm.", id) for id in SHORT], seen("", SHORT[1]), [2]),
-    "more samples than places": ([seen("", f"call_{n}") for n in range(PLACES)], seen("", "call_0"), []),
+    "more samples than places": (
+        [seen("", f"call_{n}") for n in range(PLACES)],
+        seen("", "call_0"),
+        [],
+    ),
 }
 BY_ITSELF: dict[str, Case] = {
     **{f"by {id}": ([seen("Hm.", id)], seen("", id), [1]) for id in IDS},
     **{f"not by {id} alone": ([seen("Hm.", id)], seen("Hm.", id), []) for id in POOR},
-    "a default was added": ([seen("", IDS[0])], seen("", IDS[0], arguments='{"a": 1, "all": true}'), [1]),
+    "a default was added": (
+        [seen("", IDS[0])],
+        seen("", IDS[0], arguments='{"a": 1, "all": true}'),
+        [1],
+    ),
     "another call": ([seen("", IDS[0])], seen("", IDS[0], arguments='{"a":2}'), []),
     "several replies in one": ([seen("Hm.", id) for id in IDS], seen("", *IDS), [1, 2, 3]),
     "fewer calls": ([seen("", *IDS)], seen("", IDS[1]), [1]),
-    "two conversations with equal ids": ([seen("", IDS[0]), seen("Hm.", IDS[0])], seen("", IDS[0]), []),
+    "two conversations with equal ids": (
+        [seen("", IDS[0]), seen("Hm.", IDS[0])],
+        seen("", IDS[0]),
+        [],
+    ),
 }
 
 
@@ -120,7 +140,11 @@ async def test_a_rewritten_reply_gets_its_own_round_or_none(name: str, records: 
     same = name in BY_HISTORY
     kept, asked, found = (BY_HISTORY | BY_ITSELF)[name]
     for place, visible in enumerate(kept):
-        await keep(records, kept.index(visible) + 1, reply(visible, before=BEFORE if same else b"before %d" % place))
+        await keep(
+            records,
+            kept.index(visible) + 1,
+            reply(visible, before=BEFORE if same else b"before %d" % place),
+        )
     rounds = await records.rounds({2: reply(asked)}, MODEL)
     assert rounds == ({2: list(map(hidden, found))} if found else {})
     assert await records.rounds({2: reply(asked)}, "other") == rounds, "another model gets it, too"
@@ -128,7 +152,9 @@ async def test_a_rewritten_reply_gets_its_own_round_or_none(name: str, records: 
 
 
 @pytest.mark.parametrize("first", ["the round", "the reply without one"])
-async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(first: str, records: Records) -> None:
+async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(
+    first: str, records: Records
+) -> None:
     if first == "the round":
         await keep(records, 1, reply(FIRST))
     await records.contest([BEFORE], SECOND)
@@ -136,18 +162,28 @@ async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(first: s
         await keep(records, 1, reply(FIRST))
     assert await records.rounds({2: reply(DROPPED)}, MODEL) == {}
     assert await records.rounds({2: reply(SECOND)}, MODEL) == {}
-    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: [hidden(1)]}, "as it was"
+    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: [hidden(1)]}, (
+        "as it was"
+    )
 
 
 async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
-    await keep(records, 2, reply(seen("<think>Hm.</think>Done it."), before=b"other", preceding=IDS[0]))
-    assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {2: [hidden(2)]}
+    await keep(
+        records, 2, reply(seen("<think>Hm.</think>Done it."), before=b"other", preceding=IDS[0])
+    )
+    assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {
+        2: [hidden(2)]
+    }
     for text, preceding in (("Done that.", IDS[0]), ("Done it.", IDS[1]), ("Done it.", "")):
         assert await records.rounds({2: reply(seen(text), preceding=preceding)}, MODEL) == {}
     await keep(records, 3, reply(seen("Done."), before=b"third", preceding="call_0"))
-    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {2: [hidden(3)]}
+    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {
+        2: [hidden(3)]
+    }
     await keep(records, 4, reply(seen("Done."), before=b"fourth", preceding="call_0"))
-    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, "two fit"
+    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, (
+        "two fit"
+    )
 
 
 async def test_no_round_is_put_back_twice(records: Records) -> None:
@@ -156,7 +192,10 @@ async def test_no_round_is_put_back_twice(records: Records) -> None:
     assert await records.rounds(both, MODEL) == {3: [hidden(2)]}
 
 
-CALLS = st.lists(st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampled_from(["{}", ARGUMENTS])), max_size=3)
+CALLS = st.lists(
+    st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampled_from(["{}", ARGUMENTS])),
+    max_size=3,
+)
 
 
 @settings(max_examples=25)
@@ -168,18 +207,27 @@ CALLS = st.lists(st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampl
 async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
     kept: list[Any], asked: Any, preceding: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever is kept, forks with equal ids included: what is put back was hidden by a reply with the same call, or
-    with the same text behind the same call, and no other reply with it hid anything else."""
+    """Whatever is kept, forks with equal ids included: what is put back was hidden by a reply with
+    the same call, or with the same text behind the same call, and no other reply with it hid
+    anything else."""
 
     def made(text: str, calls: list[Any]) -> Visible:
         return Visible(text, tuple(ToolCall(id, "look", arguments) for id, arguments in calls))
 
-    store = Guarded(open_store(str(tmp_path_factory.mktemp("store")), lambda _: None), warn=lambda *_: None)
+    store = Guarded(
+        open_store(str(tmp_path_factory.mktemp("store")), lambda _: None), warn=lambda *_: None
+    )
     records = Records(store.visit(), "tenant-caller")
     for number, (calls, text) in enumerate(kept):
-        await keep(records, number, reply(made(text, calls), before=b"before %d" % number, preceding=preceding))
+        await keep(
+            records,
+            number,
+            reply(made(text, calls), before=b"before %d" % number, preceding=preceding),
+        )
     found = await records.rounds({2: reply(made(asked[1], asked[0]), preceding=preceding)}, MODEL)
-    numbers = {int(json.loads(raw)["n"]) for ones in found.values() for one in ones for raw in one.before}
+    numbers = {
+        int(json.loads(raw)["n"]) for ones in found.values() for one in ones for raw in one.before
+    }
     anchors = [set(reply(made(text, calls), preceding=preceding).anchors()) for calls, text in kept]
     wanted = set(reply(made(asked[1], asked[0]), preceding=preceding).anchors())
     for number in numbers:
@@ -187,7 +235,7 @@ async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
         assert anchors[number] & wanted - others
 
 
-# --- damage ---------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 ASSISTANT = (
     b'{"role" : "assistant","content":"caf\xc3\xa9","tool_calls":[{"id":"c-1","type":"function",'
@@ -208,7 +256,9 @@ class Found(Guarded):
         self.counted: list[str] = []
         self.warned: list[str] = []
         store = open_store(str(folder))
-        super().__init__(store, warn=lambda _, text: self.warned.append(text), count_damaged=self.counted.append)
+        super().__init__(
+            store, warn=lambda _, text: self.warned.append(text), count_damaged=self.counted.append
+        )
         self.folder = folder
 
     def lay(self, key: str, value: bytes) -> None:
@@ -266,14 +316,16 @@ async def test_a_whole_record_of_a_later_version_is_left_alone(laid: Found) -> N
     assert len(laid.counted) == before
 
 
-# --- originals ----------------------------------------------------------------------------------------------------
+# --- originals ------------------------------------------------------------------------------------
 
 
 async def at_once(work: Callable[[], bytes]) -> bytes:
     return work()
 
 
-async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:
+async def test_originals_are_kept_with_half_surrogate_pairs(
+    records: Records, tmp_path: Path
+) -> None:
     await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"}, at_once)
     assert _bytes_of(tmp_path, "x.txt").startswith("a\ud83d".encode("utf-8", "surrogatepass"))
     assert await records.original("x.txt") == "a\ud83d"
@@ -286,13 +338,19 @@ def _spoil(folder: Path, one: str, other: str) -> None:
     another.write_bytes(another.read_bytes().replace(b"ho", b"no"))
 
 
-async def test_messages_behind_a_summary_that_were_changed_are_not_read(records: Records, tmp_path: Path) -> None:
+async def test_messages_behind_a_summary_that_were_changed_are_not_read(
+    records: Records, tmp_path: Path
+) -> None:
     """Neither are those of another summary under this name."""
     one, other = (f"compressed_group_{number:016x}.txt" for number in (1, 2))
-    await records.keep_originals("these", {one: lambda: "### 1 user\nhi\n", other: lambda: "### 1 user\nho"}, at_once)
+    await records.keep_originals(
+        "these", {one: lambda: "### 1 user\nhi\n", other: lambda: "### 1 user\nho"}, at_once
+    )
     assert await records.original(one) == "### 1 user\nhi\n"
     _spoil(tmp_path, one, other)
-    later = Records(Guarded(open_store(str(tmp_path)), warn=lambda *_: None).visit(), "tenant-caller")
+    later = Records(
+        Guarded(open_store(str(tmp_path)), warn=lambda *_: None).visit(), "tenant-caller"
+    )
     assert [await later.original(name) for name in (one, other)] == [None, None]
 
 

@@ -1,4 +1,5 @@
-"""Clients that change what precedes a reply: the hidden round of the reply is put back all the same."""
+"""Clients that change what precedes a reply: the hidden round of the reply is put back all the
+same."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def steps(text: str | None = "I look.", *, last: bool = True) -> list[Json]:
         {"role": "tool", "tool_call_id": ID, "content": "yes"},
     ]
     return (
-        [*made, {"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Sure?"}] if last else made
+        [*made, {"role": "assistant", "content": "So it is."}, {"role": "user", "content": "Sure?"}]
+        if last
+        else made
     )
 
 
@@ -48,10 +51,19 @@ def stripped(messages: list[Json]) -> list[Json]:
 
 TASK: Json = {"role": "user", "content": "Find it."}
 CHANGED: dict[str, Callable[[], list[Json]]] = {
-    "Qwen Code --continue, another first message": lambda: [{"role": "user", "content": "Again. Find it."}, *steps()],
-    "CAMEL, prompts between older calls": lambda: [TASK, {"role": "user", "content": "Step 2."}, *steps()],
+    "Qwen Code --continue, another first message": lambda: [
+        {"role": "user", "content": "Again. Find it."},
+        *steps(),
+    ],
+    "CAMEL, prompts between older calls": lambda: [
+        TASK,
+        {"role": "user", "content": "Step 2."},
+        *steps(),
+    ],
     "without the text": lambda: [{"role": "user", "content": "x"}, *steps(None, last=False)],
-    "OpenClaw, ids without their underscore": lambda: stripped([{"role": "user", "content": "x"}, *steps()]),
+    "OpenClaw, ids without their underscore": lambda: stripped(
+        [{"role": "user", "content": "x"}, *steps()]
+    ),
     "Mastra, steps as one reply": lambda: [{"role": "user", "content": "x"}, *merged()],
 }
 
@@ -85,7 +97,9 @@ async def test_a_reply_is_found_by_its_call_alone(how: str) -> None:
     hidden = [one for one in sent if '"grep"' in json.dumps(one) or one.get("tool_call_id") == "h"]
     assert [one["role"] for one in hidden] == ["assistant", "tool"]
     place = sent.index(hidden[0])
-    assert sent[place + 2]["tool_calls"][-1]["id"].replace("_", "") == ID.replace("_", ""), "directly before the reply"
+    assert sent[place + 2]["tool_calls"][-1]["id"].replace("_", "") == ID.replace("_", ""), (
+        "directly before the reply"
+    )
 
 
 async def test_a_message_at_the_end_that_is_gone_next_time() -> None:
@@ -114,17 +128,34 @@ async def test_a_text_behind_a_call_is_found_without_what_came_before() -> None:
     world = world_with_tools()
     history = [TASK, *steps(last=False)]
     grep = whole(calls(called("grep", '{"pattern": "x"}', id="h")), "tool_calls")
-    await asked(world, [*history, {"role": "user", "content": "It is 12:01."}], grep, whole({"content": "It is 42."}))
-    later = [{"role": "user", "content": "other"}, *steps(last=False), {"role": "assistant", "content": "It is 42."}]
-    sent = await asked(world, [*later, {"role": "user", "content": "Sure?"}], whole({"content": "Yes."}))
+    await asked(
+        world,
+        [*history, {"role": "user", "content": "It is 12:01."}],
+        grep,
+        whole({"content": "It is 42."}),
+    )
+    later = [
+        {"role": "user", "content": "other"},
+        *steps(last=False),
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    sent = await asked(
+        world, [*later, {"role": "user", "content": "Sure?"}], whole({"content": "Yes."})
+    )
     assert '"grep"' in json.dumps(sent)
-    sent = await asked(world, [*stripped(later), {"role": "user", "content": "Sure?"}], whole({"content": "Yes."}))
+    sent = await asked(
+        world, [*stripped(later), {"role": "user", "content": "Sure?"}], whole({"content": "Yes."})
+    )
     assert '"grep"' in json.dumps(sent)
-    other = [*later[:-1], {"role": "assistant", "content": "It is 43."}, {"role": "user", "content": "Sure?"}]
+    other = [
+        *later[:-1],
+        {"role": "assistant", "content": "It is 43."},
+        {"role": "user", "content": "Sure?"},
+    ]
     assert '"grep"' not in json.dumps(await asked(world, other, whole({"content": "Yes."})))
 
 
-# -- ids that others have, too -----------------------------------------------------------------------------------------
+# -- ids that others have, too ---------------------------------------------------------------------
 
 SHORT: dict[str, Callable[[int], str]] = {
     "a counter": lambda number: f"call_{number}",
@@ -148,7 +179,10 @@ def as_one(messages: list[Json]) -> list[Json]:
 
 
 OTHERWISE: dict[str, Callable[[list[Json]], list[Json]]] = {
-    "another first message": lambda messages: [{"role": "user", "content": "Again. Find it."}, *messages[1:]],
+    "another first message": lambda messages: [
+        {"role": "user", "content": "Again. Find it."},
+        *messages[1:],
+    ],
     "a message fewer": lambda messages: [*messages[:1], *messages[2:]],
     "steps as one reply": lambda messages: [messages[0], *as_one(messages[2:])],
 }
@@ -164,7 +198,9 @@ def found(sent: list[Json]) -> bool:
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("how", OTHERWISE)
 @pytest.mark.parametrize("style", SHORT)
-async def test_a_call_with_a_short_id_is_found_with_the_call_before_it(style: str, how: str, beside: bool) -> None:
+async def test_a_call_with_a_short_id_is_found_with_the_call_before_it(
+    style: str, how: str, beside: bool
+) -> None:
     world, id = world_with_tools(), SHORT[style]
     first = [TASK, {"role": "user", "content": "It is 12:01."}, *step(id(1)), *step(id(2))]
     ours, theirs = called("grep", '{"pattern": "x"}', id=id(3)), call(id(4))
@@ -181,27 +217,45 @@ async def test_of_two_rounds_behind_the_same_short_ids_none_is_put_back() -> Non
     for day, pattern in (("Monday", "x"), ("Tuesday", "y")):
         history = [{"role": "user", "content": f"It is {day}."}, *step("call_1")]
         ours = called("grep", json.dumps({"pattern": pattern}), id="call_2")
-        await asked(world, history, *(whole(calls(made), "tool_calls") for made in (ours, call("call_3"))))
-        assert found(await asked(world, [*history, *step("call_3")], whole({"content": "Yes."}))), "as it was"
+        await asked(
+            world, history, *(whole(calls(made), "tool_calls") for made in (ours, call("call_3")))
+        )
+        assert found(await asked(world, [*history, *step("call_3")], whole({"content": "Yes."}))), (
+            "as it was"
+        )
     other = [TASK, *step("call_1"), *step("call_3")]
     assert not found(await asked(world, other, whole({"content": "Yes."})))
 
 
 @pytest.mark.parametrize("first", ["the reply that hid something", "the one that hid nothing"])
-async def test_a_reply_that_hid_nothing_keeps_others_with_its_short_ids_from_being_taken_for_it(first: str) -> None:
+async def test_a_reply_that_hid_nothing_keeps_others_with_its_short_ids_from_being_taken_for_it(
+    first: str,
+) -> None:
     world = world_with_tools()
-    ours, theirs = called("grep", '{"pattern": "x"}', id="call_2"), whole(calls(call("call_3")), "tool_calls")
+    ours, theirs = (
+        called("grep", '{"pattern": "x"}', id="call_2"),
+        whole(calls(call("call_3")), "tool_calls"),
+    )
     hides = [TASK, *step("call_1", "this")]
     bare = [{"role": "user", "content": "Another task."}, *step("call_1", "that")]
     for history in (hides, bare) if first.endswith("something") else (bare, hides):
-        await asked(world, history, *([whole(calls(ours), "tool_calls")] if history is hides else []), theirs)
+        await asked(
+            world,
+            history,
+            *([whole(calls(ours), "tool_calls")] if history is hides else []),
+            theirs,
+        )
     for task in ("Another task.", "Another task, later."):
         later = [{"role": "user", "content": task}, *bare[1:], *step("call_3")]
         assert not found(await asked(world, later, whole({"content": "Yes."})))
-    assert found(await asked(world, [*hides, *step("call_3")], whole({"content": "Yes."}))), "as it was"
+    assert found(await asked(world, [*hides, *step("call_3")], whole({"content": "Yes."}))), (
+        "as it was"
+    )
 
 
-async def test_steps_as_one_reply_keep_the_rounds_of_a_client_that_gets_our_tools_only_at_an_event() -> None:
+async def test_steps_as_one_reply_keep_the_rounds_of_a_client_that_gets_our_tools_only_at_an_event() -> (
+    None
+):
     world = World()
     world.policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.WHEN_OFFLOADING))
     history = [TASK, *step("call_1", "word " * 5_000)]
@@ -211,16 +265,20 @@ async def test_steps_as_one_reply_keep_the_rounds_of_a_client_that_gets_our_tool
     assert found(await asked(world, later, whole({"content": "Yes."})))
 
 
-# -- another model -----------------------------------------------------------------------------------------------------
+# -- another model ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("beside", [False, True])
-async def test_another_model_gets_the_calls_and_answers_of_a_round_and_not_its_thinking(beside: bool) -> None:
+async def test_another_model_gets_the_calls_and_answers_of_a_round_and_not_its_thinking(
+    beside: bool,
+) -> None:
     world = world_with_tools()
     ours, theirs = called("grep", '{"pattern": "x"}', id="h"), call(ID)
     rounds = [[ours, theirs]] if beside else [[ours], [theirs]]
     thought = {"reasoning_details": [{"type": "reasoning.encrypted", "data": "signed"}]}
-    await asked(world, [TASK], *(whole({**calls(*made), **thought}, "tool_calls") for made in rounds))
+    await asked(
+        world, [TASK], *(whole({**calls(*made), **thought}, "tool_calls") for made in rounds)
+    )
     sent = {}
     for model in ("m", "other"):
         history = [TASK, *step(ID), {"role": "user", "content": "Sure?"}]

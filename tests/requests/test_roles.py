@@ -1,4 +1,5 @@
-"""User and system messages that move, from body to body: what is sent, what can be read back, whose record it is."""
+"""User and system messages that move, from body to body: what is sent, what can be read back, whose
+record it is."""
 
 from __future__ import annotations
 
@@ -24,21 +25,32 @@ def messages_of(history: Planned, reader: Any) -> list[Json]:
     return sent
 
 
-# -- a digest of one's own --------------------------------------------------------------------------------------------
+# -- a digest of one's own -------------------------------------------------------------------------
 
 
 def gptme(result: str) -> list[Json]:
     """A run in gptme's markdown mode: the results are system messages."""
-    return [SYSTEM, USER, *step(1, 2500), {"role": "system", "content": result}, *step(2, 2500), *step(3, 9), LAST]
+    return [
+        SYSTEM,
+        USER,
+        *step(1, 2500),
+        {"role": "system", "content": result},
+        *step(2, 2500),
+        *step(3, 9),
+        LAST,
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 200])
 async def test_runs_whose_results_differ_share_no_snapshot(size: int) -> None:
-    """The run that read BANANA was told that the results were APPLE. Large results and small ones."""
+    """The run that read BANANA was told that the results were APPLE. Large results and small
+    ones."""
     for results in ((), (ResultPreset.GPTME,)):
         names = set()
         for result in ("BANANA ", "APPLE  "):
-            history, _ = await planned(gptme(result * size), policy(results=results, mode=Mode.COMPRESS))
+            history, _ = await planned(
+                gptme(result * size), policy(results=results, mode=Mode.COMPRESS)
+            )
             [boundary] = history.plan.boundaries
             assert boundary.end > 3
             names.add(history.snapshot_name(boundary))
@@ -50,12 +62,14 @@ async def test_a_large_later_system_message_is_moved_in_its_place() -> None:
     history, reader = await planned(gptme(result), policy(mode=Mode.COMPACT))
     sent = messages_of(history, reader)
     assert [one["role"] for one in sent] == [one["role"] for one in gptme(result)]
-    assert sent[3]["content"].startswith("line 0\n") and "/store/system_message." in sent[3]["content"]
+    assert (
+        sent[3]["content"].startswith("line 0\n") and "/store/system_message." in sent[3]["content"]
+    )
     ready = Rendered.of(history, None, {}, reader)
     assert list(ready.files().values()) == [result]
 
 
-# -- the user ---------------------------------------------------------------------------------------------------------
+# -- the user --------------------------------------------------------------------------------------
 
 FILES = "I have added these files to the chat.\n" + "def f(): pass\n" * 300
 
@@ -75,14 +89,18 @@ def aider(*after: Json) -> list[Json]:
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
 async def test_the_second_to_last_user_message_stays_whole(mode: Mode) -> None:
-    history, reader = await planned(aider(*step(4, 2500, 900), *step(5, 900), *step(6, 5)), policy(mode=mode))
+    history, reader = await planned(
+        aider(*step(4, 2500, 900), *step(5, 900), *step(6, 5)), policy(mode=mode)
+    )
     assert history.plan.events
     assert {"role": "user", "content": FILES} in messages_of(history, reader)
 
 
 @pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
 async def test_an_older_large_user_message_is_moved_and_can_be_read_back(mode: Mode) -> None:
-    history, reader = await planned(aider(LAST, *step(4, 2500, 900), *step(5, 900), LAST), policy(mode=mode))
+    history, reader = await planned(
+        aider(LAST, *step(4, 2500, 900), *step(5, 900), LAST), policy(mode=mode)
+    )
     sent = messages_of(history, reader)
     assert sent[3]["role"] == "user"
     assert sent[3]["content"].startswith(FILES[:100])
@@ -93,7 +111,7 @@ async def test_an_older_large_user_message_is_moved_and_can_be_read_back(mode: M
     assert all(3 in boundary.pins for boundary in history.plan.boundaries)
 
 
-# -- results in other roles -------------------------------------------------------------------------------------------
+# -- results in other roles ------------------------------------------------------------------------
 
 
 def observed(number: int) -> list[Json]:
@@ -102,7 +120,14 @@ def observed(number: int) -> list[Json]:
 
 
 RULE: Json = {"role": "user", "content": "never write to /etc"}
-SMOL = [SYSTEM, USER, *observed(1), *step(2, 20), RULE, *(one for number in range(3, 12) for one in observed(number))]
+SMOL = [
+    SYSTEM,
+    USER,
+    *observed(1),
+    *step(2, 20),
+    RULE,
+    *(one for number in range(3, 12) for one in observed(number)),
+]
 
 
 async def test_observations_are_no_user_messages() -> None:
@@ -115,7 +140,9 @@ async def test_observations_are_no_user_messages() -> None:
 
 
 async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
-    history, reader = await planned(SMOL, policy(mode=Mode.COMPACT, results=(ResultPreset.SMOLAGENTS,)))
+    history, reader = await planned(
+        SMOL, policy(mode=Mode.COMPACT, results=(ResultPreset.SMOLAGENTS,))
+    )
     sent = messages_of(history, reader)
     assert [one["role"] for one in sent] == [one["role"] for one in SMOL]
     moved = [json.dumps(sent[index]["content"][0]["text"]) for index in history.plan.moves]

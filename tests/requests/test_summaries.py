@@ -1,4 +1,5 @@
-"""One task for a record, few at a time, bounded; failures pause a conversation; the bytes are the winner's."""
+"""One task for a record, few at a time, bounded; failures pause a conversation; the bytes are the
+winner's."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ BROKEN = UpstreamBroken("x")
 
 
 def policy(wait: Wait = Wait.ALWAYS, **changes: Any) -> Policy:
-    return Policy(offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, wait=wait, **changes)))
+    return Policy(
+        offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, wait=wait, **changes))
+    )
 
 
 def said(text: str, beginning: Json = USER) -> list[Json]:
@@ -71,7 +74,9 @@ class World:
         self.guarded = Guarded(self.store, warn=lambda kind, text: None)
         self.pool = WorkPool("reading", 2)
         reader: Any = self
-        self.summaries = Summaries(self.guarded, reader, self.pool, self.outcomes.append, lambda: self.now)
+        self.summaries = Summaries(
+            self.guarded, reader, self.pool, self.outcomes.append, lambda: self.now
+        )
 
     # what of a reader is used here
     def count(self, text: str, model: str = "") -> int:
@@ -109,7 +114,9 @@ class World:
         self.history, self._reader = await planned(messages, chosen, window, **members)
         tenant = replace(tenant, policy=replace(chosen, tenant=tenant.name))
         records = self.records()
-        ready = Rendered.of(self.history, await self.summaries.existing(self.history, records), {}, self._reader)
+        ready = Rendered.of(
+            self.history, await self.summaries.existing(self.history, records), {}, self._reader
+        )
         waits = self.summaries.waits(ready)
         return await self.summaries.complete(ready, records, tenant, self.ask, waits=waits)
 
@@ -141,12 +148,18 @@ async def test_it_is_made_once_stored_and_accounted_for(world: World) -> None:
     assert await world.shows() and len(world.asked) == 1
     [outcome] = world.outcomes
     assert (outcome.kind, outcome.status, outcome.fault) == ("summary", 200, "")
-    assert (outcome.summary_prompt_tokens, outcome.summary_completion_tokens, outcome.cached_tokens) == (100, 20, 80)
+    assert (
+        outcome.summary_prompt_tokens,
+        outcome.summary_completion_tokens,
+        outcome.cached_tokens,
+    ) == (100, 20, 80)
     assert (outcome.tenant, outcome.namespace) == ("acme", "acme-1")
     assert list(world.store.records) == [f"acme-1/snapshots/{outcome.request_id}"]
 
 
-async def test_without_waiting_the_request_goes_as_it_is_and_a_later_one_shows_it(world: World) -> None:
+async def test_without_waiting_the_request_goes_as_it_is_and_a_later_one_shows_it(
+    world: World,
+) -> None:
     ready = await world.request(policy=policy(Wait.NEVER))
     assert ready.shown is None and ready.entries == list(world.history.transcript.raws)
     await world.landed()
@@ -154,7 +167,9 @@ async def test_without_waiting_the_request_goes_as_it_is_and_a_later_one_shows_i
 
 
 @pytest.mark.parametrize("wait", list(Wait))
-async def test_a_request_that_does_not_fit_the_window_waits_whatever_the_policy_says(world: World, wait: Wait) -> None:
+async def test_a_request_that_does_not_fit_the_window_waits_whatever_the_policy_says(
+    world: World, wait: Wait
+) -> None:
     assert await world.shows(policy=policy(wait), window=1_000)
 
 
@@ -165,7 +180,9 @@ async def test_if_the_summary_fails_the_event_is_shown_without_it(world: World) 
     assert world.faults == ["summary"]
 
 
-async def test_a_fault_of_ours_is_no_summary_and_no_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_of_ours_is_no_summary_and_no_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.answers = [RuntimeError("a bug")]
     assert not await world.shows()
     assert world.faults == ["summary"]
@@ -179,7 +196,7 @@ async def test_a_fault_of_ours_is_no_summary_and_no_error(world: World, monkeypa
     assert not world.summaries._tasks
 
 
-# -- tasks ----------------------------------------------------------------------------------------------------------
+# -- tasks -----------------------------------------------------------------------------------------
 
 
 async def test_one_task_for_a_record(world: World) -> None:
@@ -191,7 +208,14 @@ async def test_one_task_for_a_record(world: World) -> None:
     assert all(await asyncio.gather(*waiting)) and len(world.asked) == 1
 
 
-LONGER = [*CUT, *step(5, 2500), {"role": "user", "content": "on"}, *step(6, 2500), *step(7, 9), LAST]
+LONGER = [
+    *CUT,
+    *step(5, 2500),
+    {"role": "user", "content": "on"},
+    *step(6, 2500),
+    *step(7, 9),
+    LAST,
+]
 """It has a boundary of its own after the one of `CUT`."""
 
 
@@ -216,7 +240,9 @@ async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them(world: Wo
     for number in range(QUEUE_PER_TENANT + 1):
         await world.request(said(str(number)), policy(Wait.NEVER))
     assert len(world.summaries._tasks) == QUEUE_PER_TENANT
-    await world.request(said("x"), policy(Wait.NEVER), tenant=Tenant(Policy(tenant="other"), "other-1"))
+    await world.request(
+        said("x"), policy(Wait.NEVER), tenant=Tenant(Policy(tenant="other"), "other-1")
+    )
     await until(lambda: world.at_once == TASKS_PER_TENANT + 1)
     world.gate.set()
     await world.landed()
@@ -267,7 +293,7 @@ async def test_closing_waits_for_what_is_paid_for_and_no_longer(world: World, cl
     assert world.faults[-1] == "summary"
 
 
-# -- the store --------------------------------------------------------------------------------------------------------
+# -- the store -------------------------------------------------------------------------------------
 
 
 async def test_the_winners_bytes_are_used(world: World) -> None:
@@ -299,7 +325,7 @@ async def test_a_snapshot_that_the_store_did_not_take_is_not_paid_for_again(worl
     assert len(world.asked) == 1 and world.faults == [""]
 
 
-# -- pauses -----------------------------------------------------------------------------------------------------------
+# -- pauses ----------------------------------------------------------------------------------------
 
 
 async def test_failures_pause_a_conversation_longer_each_time(world: World) -> None:
@@ -348,10 +374,12 @@ async def test_what_nobody_uses_is_not_made_for_ever(world: World) -> None:
     assert await world.shows(said("later"))
 
 
-# -- the job ----------------------------------------------------------------------------------------------------------
+# -- the job ---------------------------------------------------------------------------------------
 
 
-async def job(world: World, messages: list[Json] = CUT, chosen: Policy | None = None) -> tuple[Planned, SummaryJob]:
+async def job(
+    world: World, messages: list[Json] = CUT, chosen: Policy | None = None
+) -> tuple[Planned, SummaryJob]:
     """The job for a conversation's snapshot."""
     chosen = replace(chosen or policy(), tenant="acme")
     history, reader = await planned(messages, chosen)
@@ -363,14 +391,20 @@ async def test_a_job_rides_on_the_conversation(world: World) -> None:
     _, made = await job(world)
     assert (made.tenant.namespace, made.tenant.name) == ("acme-1", "acme")
     assert made.riding is not None
-    assert json.loads(made.riding("the task"))["messages"] == [*CUT[:6], {"role": "user", "content": "the task"}]
+    assert json.loads(made.riding("the task"))["messages"] == [
+        *CUT[:6],
+        {"role": "user", "content": "the task"},
+    ]
     assert next(section.title for section in made.history()) == "3 assistant"
-    assert json.loads(made.alone("all of it", most=9))["messages"] == [{"role": "user", "content": "all of it"}]
+    assert json.loads(made.alone("all of it", most=9))["messages"] == [
+        {"role": "user", "content": "all of it"}
+    ]
     assert made.replaced_tokens > made.snapshot_tokens
 
 
 @pytest.mark.parametrize(
-    ("size", "window", "rides"), [(500, 400_000, True), (9_000, 400_000, True), (9_000, 20_000, False)]
+    ("size", "window", "rides"),
+    [(500, 400_000, True), (9_000, 400_000, True), (9_000, 20_000, False)],
 )
 async def test_a_job_rides_where_the_window_has_room_for_its_record(
     world: World, size: int, window: int, rides: bool
@@ -381,7 +415,11 @@ async def test_a_job_rides_where_the_window_has_room_for_its_record(
     chosen = replace(chosen, upstream=upstream, offload=replace(chosen.offload, compress=compress))
     history, reader = await planned(CUT, chosen, window=window)
     made = job_for(
-        Rendered.of(history.cut(), None, {}, reader), history.cut().plan.boundaries[-1], reader, TENANT, world.ask
+        Rendered.of(history.cut(), None, {}, reader),
+        history.cut().plan.boundaries[-1],
+        reader,
+        TENANT,
+        world.ask,
     )
     assert (made.riding is not None) is rides
 
@@ -392,23 +430,44 @@ async def test_a_job_does_not_speak_behind_a_reply_that_may_go_on(world: World) 
     reply = {"role": "assistant", "content": "I search."}
     for paused in (False, True):
         history, made = await job(
-            world, [*said, reply | ({"goes_on": True} if paused else {}), *step(2, 680, 200), *step(3, 100), LAST]
+            world,
+            [
+                *said,
+                reply | ({"goes_on": True} if paused else {}),
+                *step(2, 680, 200),
+                *step(3, 100),
+                LAST,
+            ],
         )
         assert history.plan.boundaries[-1].end == len(said) + 1
         assert (made.riding is None) is paused
 
 
 async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: World) -> None:
-    results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9, 20), *step(4, 9, 20), LAST]
+    results = [
+        SYSTEM,
+        USER,
+        *step(1, 2500, 4000, 50),
+        *step(2, 2500, 3000),
+        *step(3, 9, 20),
+        *step(4, 9, 20),
+        LAST,
+    ]
     always = policy()
     history, made = await job(
-        world, results, replace(always, offload=replace(always.offload, compact_ratio_threshold=0.0))
+        world,
+        results,
+        replace(always, offload=replace(always.offload, compact_ratio_threshold=0.0)),
     )
-    moved = [history.transcript.messages[index].pieces[0].name for index in sorted(history.plan.moves)]
+    moved = [
+        history.transcript.messages[index].pieces[0].name for index in sorted(history.plan.moves)
+    ]
     assert len(moved) == 2
     assert list(made.references()) == [f"/store/{name}" for name in reversed(moved)]
     assert all("look" in about for about in made.references().values())
-    assert [section.title for section in made.replaced()] == [section.title for section in made.history()]
+    assert [section.title for section in made.replaced()] == [
+        section.title for section in made.history()
+    ]
 
 
 async def test_another_model_is_given_the_originals(world: World) -> None:
@@ -417,7 +476,7 @@ async def test_another_model_is_given_the_originals(world: World) -> None:
     assert json.loads(made.alone("x", most=9))["model"] == "another"
 
 
-# -- for the operations, and the calls --------------------------------------------------------------------------------
+# -- for the operations, and the calls -------------------------------------------------------------
 
 
 async def test_once_is_for_its_caller_alone(world: World, clock: Clock) -> None:
@@ -427,7 +486,9 @@ async def test_once_is_for_its_caller_alone(world: World, clock: Clock) -> None:
     with pytest.raises(Failed, match="upstream answered 500"):
         await world.summaries.once(made, spent)
     texts = [(await world.summaries.once(made, spent)).text for _ in range(2)]
-    assert all(text.startswith("the record") for text in texts), "no pause, and nothing is remembered"
+    assert all(text.startswith("the record") for text in texts), (
+        "no pause, and nothing is remembered"
+    )
     assert spent == Spent(200, 40, 160, 3)
     assert (world.store.records, world.outcomes) == (stored, outcomes)
     world.gate.clear()
@@ -445,7 +506,11 @@ ORDER = {"object": "error", "message": "Unexpected role 'user' after role 'tool'
     ("status", "body", "refused"),
     [
         (400, ORDER, True),
-        (404, {"error": {"message": "No endpoints found that support tool use", "code": 404}}, True),
+        (
+            404,
+            {"error": {"message": "No endpoints found that support tool use", "code": 404}},
+            True,
+        ),
         (200, {"error": {"message": "no tools here", "code": 400}}, True),
         (429, {"error": {"message": "slow down"}}, False),
         (400, {"error": {"message": "filtered", "code": "content_filter"}}, False),
@@ -454,10 +519,16 @@ ORDER = {"object": "error", "message": "Unexpected role 'user' after role 'tool'
         (200, {"choices": []}, False),
     ],
 )
-async def test_which_answers_are_refusals_of_the_form(status: int, body: object, refused: bool) -> None:
+async def test_which_answers_are_refusals_of_the_form(
+    status: int, body: object, refused: bool
+) -> None:
     history, _ = await planned(CUT)
-    upstream = ScriptedUpstream(ScriptedReply(json.dumps(body).encode(), status=status, headers=[JSON]))
+    upstream = ScriptedUpstream(
+        ScriptedReply(json.dumps(body).encode(), status=status, headers=[JSON])
+    )
     times = dict.fromkeys(("connect_timeout", "first_byte_timeout", "idle_timeout"), 1.0)
-    request = UpstreamRequest(method="POST", url="http://up", headers=Headers(), content=b"", **times)
+    request = UpstreamRequest(
+        method="POST", url="http://up", headers=Headers(), content=b"", **times
+    )
     answer = await asked_upstream(upstream, request, history.dialect)  # type: ignore[arg-type]
     assert answer.refused is refused

@@ -57,7 +57,9 @@ class World:
         pool = WorkPool("reading", 2)
         self.spent = Spent()
         try:
-            return await write(SummaryJob(**fields | changes), self.spent, lambda text, _: len(text.split()), pool)
+            return await write(
+                SummaryJob(**fields | changes), self.spent, lambda text, _: len(text.split()), pool
+            )
         except OffloadError as error:
             self.fault = str(error)
             return None
@@ -91,15 +93,21 @@ async def test_a_record_gets_references_and_exact_details() -> None:
 
 
 @pytest.mark.parametrize("replaced", [12, 60, 90, 140, 400])
-async def test_what_is_added_never_makes_a_snapshot_larger_than_what_it_replaces(replaced: int) -> None:
+async def test_what_is_added_never_makes_a_snapshot_larger_than_what_it_replaces(
+    replaced: int,
+) -> None:
     world = World(of("word " * 10))
     made = await world.made(
         replaced_tokens=replaced,
-        replaced=lambda: [Section("1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL)],
+        replaced=lambda: [
+            Section("1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL)
+        ],
         references=lambda: {f"/s/{n}.txt": "result of look" for n in range(90)},
     )
     assert made and 10 <= made.tokens < replaced
-    assert made.tokens < 10 + 2 * 100 + 20, "references take as many tokens as the record may, details what is left"
+    assert made.tokens < 10 + 2 * 100 + 20, (
+        "references take as many tokens as the record may, details what is left"
+    )
 
 
 async def test_an_earlier_record_is_given_to_the_model_without_what_we_added() -> None:
@@ -133,12 +141,16 @@ async def test_a_fault_of_upstream_is_not_tried_again(answers: list[Any], fault:
 async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
     world = World(TOO_LONG, *(of(f"part {number}") for number in range(3)))
     history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(3)]
-    made = await world.made(riding=None, group=2500, history=lambda: history, earlier="the one before")
+    made = await world.made(
+        riding=None, group=2500, history=lambda: history, earlier="the one before"
+    )
     contents = [body["alone"] for body in world.asked]
     assert made and made.text == f"part {len(contents) - 2}"
     assert "the one before" in contents[0] and "the one before" in contents[1]
     assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
-    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(3)] == [1000] * 3
+    assert [
+        sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(3)
+    ] == [1000] * 3
 
 
 async def test_what_is_too_long_whatever_we_do_fails() -> None:
@@ -175,7 +187,9 @@ async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
 
 
 async def test_the_window_that_upstream_names_counts() -> None:
-    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
+    history = [
+        Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)
+    ]
     world = World(SummaryAnswer(400, too_long=True, window=9000))
     assert await world.made(riding=None, history=lambda: history)
     assert 1 < len(world.asked) <= 4

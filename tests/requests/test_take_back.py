@@ -1,4 +1,5 @@
-"""What the proxy adds never costs a client its request, and what one caller's requests provoke touches nobody else."""
+"""What the proxy adds never costs a client its request, and what one caller's requests provoke
+touches nobody else."""
 
 from __future__ import annotations
 
@@ -19,11 +20,22 @@ from proxy.requests.handler import Chat
 from tests.clock import Clock, turns
 from tests.dialects.chat.turns import ANSWER, DONE, folded, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
-from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
+from tests.requests.test_handler import (
+    HELLO,
+    LONG,
+    NO_TOOLS,
+    OVERFLOW,
+    POLICY,
+    World,
+    chat,
+    refused,
+)
 from tests.requests.test_handler import world as world
 
 STREAMED = LONG[:-1] + b', "stream": true}'
-NO_USAGE = b'{"error": {"message": "Unknown parameter: \'stream_options\'.", "param": "stream_options"}}'
+NO_USAGE = (
+    b'{"error": {"message": "Unknown parameter: \'stream_options\'.", "param": "stream_options"}}'
+)
 ODD = b'{"error": {"message": "The model expects a single text element per message."}}'
 FAILED = b'{"error": {"message": "Failed to call a function.", "code": "tool_use_failed", "failed_generation": "x"}}'
 FILTERED = b'{"error": {"message": "The prompt was filtered.", "code": "content_filter"}}'
@@ -34,12 +46,14 @@ def changed(body: bytes) -> bool:
     return b"/context_store/" in body
 
 
-# -- what is tried ----------------------------------------------------------------------------------------------------
+# -- what is tried ---------------------------------------------------------------------------------
 
 
 async def test_refused_usage_is_left_out_and_the_rest_stays(world: World) -> None:
     client, outcome = await world.ask(STREAMED, refused(NO_USAGE), ScriptedReply(ANSWER))
-    assert "stream_options" in json.loads(world.sent[0]) and "stream_options" not in json.loads(world.sent[1])
+    assert "stream_options" in json.loads(world.sent[0]) and "stream_options" not in json.loads(
+        world.sent[1]
+    )
     assert changed(world.sent[1]) and b'"grep"' in world.sent[1]
     assert client.status == 200 and text(folded(client.body)) == "It is 42."
     assert (outcome.kind, outcome.reason, outcome.refused) == ("offloaded", "", ("usage",))
@@ -54,7 +68,8 @@ MIXED = (
 def strict_chat(*strict: bool | None, streams: bool = False) -> bytes:
     """A long chat request with tools of which each is strict, is not, or does not say."""
     tools = [
-        {"type": "function", "function": {"name": f"look_{place}", "strict": one}} for place, one in enumerate(strict)
+        {"type": "function", "function": {"name": f"look_{place}", "strict": one}}
+        for place, one in enumerate(strict)
     ]
     return chat("word " * 5_000, tools=tools, **({"stream": True} if streams else {}))
 
@@ -75,7 +90,9 @@ class Uniform:
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
-async def test_where_all_tools_must_be_strict_ours_are_and_that_is_remembered(world: World, streams: bool) -> None:
+async def test_where_all_tools_must_be_strict_ours_are_and_that_is_remembered(
+    world: World, streams: bool
+) -> None:
     upstream = Uniform(ANSWER if streams else HELLO)
     world.upstream = upstream  # type: ignore[assignment]
     world.services = world._services(world.services.settings)
@@ -86,18 +103,29 @@ async def test_where_all_tools_must_be_strict_ours_are_and_that_is_remembered(wo
         assert client.status == 200
         learned.append(world.outcomes[-1].refused)
     assert learned == [("loose",), ("loose",), ()] and upstream.refused == 2
-    assert all(map(changed, upstream.taken)) and len(set(upstream.taken)) == 1, "each turn repeats the one before"
+    assert all(map(changed, upstream.taken)) and len(set(upstream.taken)) == 1, (
+        "each turn repeats the one before"
+    )
     ours = [tool["function"] for tool in json.loads(upstream.taken[0])["tools"][2:]]
-    assert [(tool["name"], tool["strict"]) for tool in ours] == [("grep", True), ("read_file", True)]
+    assert [(tool["name"], tool["strict"]) for tool in ours] == [
+        ("grep", True),
+        ("read_file", True),
+    ]
     await world.send(chat("word " * 5_000))
     assert b'"strict"' not in upstream.taken[-1] and changed(upstream.taken[-1])
     world.services.threads.close()
 
 
 @pytest.mark.parametrize("strict", [(False, None), (None,), ()])
-async def test_tools_stay_as_they_are_where_the_clients_are_not_strict(world: World, strict: Any) -> None:
-    client, outcome = await world.ask(strict_chat(*strict), refused(MIXED, 422), ScriptedReply(HELLO))
-    assert (client.status, outcome.refused) == (200, ("any",)) and world.sent[1] == strict_chat(*strict)
+async def test_tools_stay_as_they_are_where_the_clients_are_not_strict(
+    world: World, strict: Any
+) -> None:
+    client, outcome = await world.ask(
+        strict_chat(*strict), refused(MIXED, 422), ScriptedReply(HELLO)
+    )
+    assert (client.status, outcome.refused) == (200, ("any",)) and world.sent[1] == strict_chat(
+        *strict
+    )
 
 
 async def test_a_client_whose_own_tools_are_mixed_sees_upstreams_words(world: World) -> None:
@@ -111,7 +139,13 @@ TEMPLATE = b'{"error": {"message": "chat template: KeyError: tool", "type": "ser
 @pytest.mark.parametrize("body", [LONG, STREAMED], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(400, ODD), (404, b""), (422, b"<html>"), (400, b'{"detail": [{"msg": "no"}]}'), (500, TEMPLATE)],
+    [
+        (400, ODD),
+        (404, b""),
+        (422, b"<html>"),
+        (400, b'{"detail": [{"msg": "no"}]}'),
+        (500, TEMPLATE),
+    ],
 )
 async def test_refusal_in_unknown_words_leads_to_the_clients_own_bytes(
     world: World, body: bytes, status: int, said: bytes
@@ -123,11 +157,14 @@ async def test_refusal_in_unknown_words_leads_to_the_clients_own_bytes(
 
 
 BOUND = b'{"type":"error","error":{"message":"Invalid `signature`. The block is bound to a different conversation."}}'
-NO_BETA = b'{"type":"error","error":{"message":"Unexpected value(s) for the `anthropic-beta` header"}}'
+NO_BETA = (
+    b'{"type":"error","error":{"message":"Unexpected value(s) for the `anthropic-beta` header"}}'
+)
 
 
 @pytest.mark.parametrize(
-    "said", [BOUND, NO_BETA, b'{"error":{"message":"block_binding: Extra inputs are not permitted"}}']
+    "said",
+    [BOUND, NO_BETA, b'{"error":{"message":"block_binding: Extra inputs are not permitted"}}'],
 )
 @pytest.mark.parametrize("taken", [True, False])
 async def test_where_upstream_will_not_drop_thinking_it_gets_the_clients_own_bytes(
@@ -138,20 +175,39 @@ async def test_where_upstream_will_not_drop_thinking_it_gets_the_clients_own_byt
     use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     result = {"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}
-    messages = [{"role": "assistant", "content": [thought, use]}, {"role": "user", "content": [result]}]
-    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}, *messages]})
+    messages = [
+        {"role": "assistant", "content": [thought, use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = json.dumps(
+        {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}, *messages]}
+    )
     own = ScriptedReply(b'{"type":"message"}', headers=[JSON]) if taken else refused(BOUND)
-    client, outcome = await world.ask(body.encode(), refused(BOUND), refused(said), refused(said), own)
+    client, outcome = await world.ask(
+        body.encode(), refused(BOUND), refused(said), refused(said), own
+    )
     assert [changed(sent) for sent in world.sent] == [True, True, False, False]
     assert [b"block_binding" in sent for sent in world.sent] == [False, True, True, False]
-    assert world.sent[-1] == body.encode() and world.upstream.requests[-1].headers.get_all(b"anthropic-beta") == []
+    assert (
+        world.sent[-1] == body.encode()
+        and world.upstream.requests[-1].headers.get_all(b"anthropic-beta") == []
+    )
     assert (client.status, client.body) == ((200, b'{"type":"message"}') if taken else (400, BOUND))
     assert outcome.refused == (("any",) if taken else ())
 
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(400, FILTERED), (404, UNKNOWN), (401, NO_TOOLS), (402, ODD), (403, ODD), (429, NO_TOOLS), (500, b""), (503, b"")],
+    [
+        (400, FILTERED),
+        (404, UNKNOWN),
+        (401, NO_TOOLS),
+        (402, ODD),
+        (403, ODD),
+        (429, NO_TOOLS),
+        (500, b""),
+        (503, b""),
+    ],
 )
 async def test_refusals_that_nothing_would_avoid_reach_the_client_at_once(
     world: World, status: int, said: bytes
@@ -160,7 +216,9 @@ async def test_refusals_that_nothing_would_avoid_reach_the_client_at_once(
     assert (client.status, client.body, len(world.sent)) == (status, said, 1)
 
 
-async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothing(world: World) -> None:
+async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothing(
+    world: World,
+) -> None:
     for _ in range(3):
         client, outcome = await world.ask(LONG, refused(FAILED), ScriptedReply(HELLO))
         assert world.sent[-1] == world.sent[-2] and changed(world.sent[-1])
@@ -171,7 +229,9 @@ async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothin
 
 
 @pytest.mark.parametrize("own", [ODD, NO_TOOLS])
-async def test_client_sees_the_refusal_of_its_own_bytes_which_teaches_nothing(world: World, own: bytes) -> None:
+async def test_client_sees_the_refusal_of_its_own_bytes_which_teaches_nothing(
+    world: World, own: bytes
+) -> None:
     for _ in range(3):
         client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(own, 422))
         assert (client.status, client.body) == (422, own)
@@ -198,7 +258,9 @@ ODD_ERRORS: dict[str, Any] = {
     "MiniMax": {"base_resp": {"status_code": 2013, "status_msg": TOOLS_SAID}, "choices": None},
     "Gemini's list": [{"error": {"message": TOOLS_SAID, "code": 400}}],
     "OpenRouter's choice": {
-        "choices": [{"index": 0, "delta": {"content": ""}, "error": {"message": TOOLS_SAID, "code": 400}}]
+        "choices": [
+            {"index": 0, "delta": {"content": ""}, "error": {"message": TOOLS_SAID, "code": 400}}
+        ]
     },
 }
 
@@ -206,16 +268,22 @@ ODD_ERRORS: dict[str, Any] = {
 @pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS.keys())
 async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, error: Any) -> None:
     for events in (b": keep-alive\n\n" + stream(error, DONE), stream(BEGIN) + stream(error, DONE)):
-        client, outcome = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
+        client, outcome = await world.ask(
+            STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER)
+        )
         assert world.sent[-1] == STREAMED and client.body == ANSWER and outcome.refused == ("any",)
         world = World()
     whole = json.dumps(error).replace("delta", "message").encode()
-    client, outcome = await world.ask(LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO))
+    client, outcome = await world.ask(
+        LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO)
+    )
     assert world.sent[-1] == LONG and client.body == HELLO and outcome.refused == ("any",)
 
 
 @pytest.mark.parametrize("data", [b'{"reason": "tools"}', b'"no tools"', b"no tools"])
-async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(world: World, data: bytes) -> None:
+async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(
+    world: World, data: bytes
+) -> None:
     said = ScriptedReply(b"event: error\ndata: " + data + b"\n\n", headers=[STREAM])
     client, _ = await world.ask(STREAMED, said, ScriptedReply(ANSWER))
     assert world.sent[-1] == STREAMED and client.body == ANSWER
@@ -266,17 +334,24 @@ async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
     assert client.status == 502 and b"429" in client.body
     if not isinstance(steps[-1], Exception):
         client, _ = await world.ask(chat(), Resumed(clock, *steps, status=400))
-        assert (client.status, client.body) == (400, b"".join(step for step in steps if isinstance(step, bytes)))
+        assert (client.status, client.body) == (
+            400,
+            b"".join(step for step in steps if isinstance(step, bytes)),
+        )
 
 
-async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_counts(world: World) -> None:
+async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_counts(
+    world: World,
+) -> None:
     where = msgspec.structs.replace(POLICY.upstream, context_window=40_000)
     world.policy = msgspec.structs.replace(POLICY, upstream=where)
     late = stream(BEGIN) + stream(json.loads(NO_TOOLS), DONE)
     billed = stream({"choices": [], "usage": usage(len(STREAMED), 10)})
     for _ in range(2):
         own = ScriptedReply(ANSWER.replace(b"data: [DONE]", billed + b"data: [DONE]"))
-        client, outcome = await world.ask(STREAMED, ScriptedReply(stream(BEGIN), late, headers=[STREAM]), own)
+        client, outcome = await world.ask(
+            STREAMED, ScriptedReply(stream(BEGIN), late, headers=[STREAM]), own
+        )
         assert world.sent[-1] == STREAMED and text(folded(client.body)) == "It is 42."
         assert (outcome.refused, len(world.sent) % 2) == (("any",), 0)
     client, _ = await world.ask(STREAMED, ScriptedReply(ANSWER))
@@ -294,14 +369,17 @@ async def test_final_error_after_the_head_of_a_stream_costs_no_other_request(wor
     status=st.sampled_from([400, 404, 422, 401, 403, 409, 413, 429, 500, 503]),
     said=st.sampled_from([ODD, NO_TOOLS, NO_USAGE, FAILED, OVERFLOW, b"", b"{}", b"[]"])
     | st.binary(max_size=40)
-    | st.text("a'{}[]\": tolsremu", max_size=60).map(lambda words: json.dumps({"error": {"message": words}}).encode()),
+    | st.text("a'{}[]\": tolsremu", max_size=60).map(
+        lambda words: json.dumps({"error": {"message": words}}).encode()
+    ),
     streams=st.booleans(),
     accepts=st.booleans(),
 )
 async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_its_own_bytes(
     status: int, said: bytes, streams: bool, accepts: bool
 ) -> None:
-    """Upstream refuses every changed request in these words, and takes the client's own bytes or has words for them."""
+    """Upstream refuses every changed request in these words, and takes the client's own bytes or
+    has words for them."""
     world, body = World(), STREAMED if streams else LONG
     own = ScriptedReply(ANSWER if streams else HELLO) if accepts else refused(b"own", 418)
     world.upstream = Choosing(body, own, status, said)  # type: ignore[assignment]
@@ -312,7 +390,9 @@ async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_it
     if CHAT.complaint(status, said) is Verdict.FINAL:
         assert (client.status, client.body) == (status, said)
     else:
-        assert (client.status, client.body) == ((200, ANSWER if streams else HELLO) if accepts else (418, b"own"))
+        assert (client.status, client.body) == (
+            (200, ANSWER if streams else HELLO) if accepts else (418, b"own")
+        )
 
 
 class Choosing:
@@ -326,7 +406,7 @@ class Choosing:
         return self._reply if request.content == self._own else refused(said, status)
 
 
-# -- what is learned, and by whom -------------------------------------------------------------------------------------
+# -- what is learned, and by whom ------------------------------------------------------------------
 
 
 async def test_refused_usage_is_believed_and_tried_again_later(world: World) -> None:
@@ -342,7 +422,9 @@ async def test_refused_usage_is_believed_and_tried_again_later(world: World) -> 
     assert "stream_options" in json.loads(world.sent[-1]), "upstream takes it by now"
 
 
-async def test_refusal_in_unknown_words_is_believed_of_this_conversation_alone(world: World) -> None:
+async def test_refusal_in_unknown_words_is_believed_of_this_conversation_alone(
+    world: World,
+) -> None:
     for _ in range(2):
         await world.ask(LONG, refused(ODD), ScriptedReply(HELLO))
     _, outcome = await world.ask(LONG, ScriptedReply(HELLO))

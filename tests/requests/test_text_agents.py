@@ -1,4 +1,5 @@
-"""Agents whose requests bring no tools, because they describe them in the prompt and call them in text."""
+"""Agents whose requests bring no tools, because they describe them in the prompt and call them in
+text."""
 
 from __future__ import annotations
 
@@ -14,7 +15,19 @@ from proxy.policy import Inject, Offload, Policy
 from proxy.policy import Tools as ToolsPolicy
 from proxy.requests.planned import Rendered
 from proxy.tokens import Tokens
-from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, usage, whole
+from tests.dialects.chat.turns import (
+    DONE,
+    ROLE,
+    called,
+    calls,
+    chunk,
+    folded,
+    read,
+    stream,
+    text,
+    usage,
+    whole,
+)
 from tests.requests.planning import Json, planned
 from tests.requests.scripted import ScriptedReply
 from tests.requests.test_handler import World
@@ -35,30 +48,40 @@ def observed(number: int, size: int = 500) -> list[Json]:
     return [said, {"role": "user", "content": "Observation:\n" + f"port {number} is open\n" * size}]
 
 
-LONG = [*TASK, *observed(1, 1_000), *(one for number in range(2, 12) for one in observed(number, 5))]
+LONG = [
+    *TASK,
+    *observed(1, 1_000),
+    *(one for number in range(2, 12) for one in observed(number, 5)),
+]
 """Its first result is large, and little follows it."""
 
 
 def body(messages: list[Json], **members: Any) -> bytes:
-    return json.dumps({"model": "m", "messages": messages, "stop": ["Observation:"], **members}).encode()
+    return json.dumps(
+        {"model": "m", "messages": messages, "stop": ["Observation:"], **members}
+    ).encode()
 
 
 def names_of(request: Json) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", ())]
 
 
-# -- the request ------------------------------------------------------------------------------------------------------
+# -- the request -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("messages", [TASK, [*TASK, *observed(1)]], ids=["first", "second"])
 @pytest.mark.parametrize("tools", [{}, {"tools": []}], ids=["none", "empty"])
-async def test_each_request_has_our_tools_and_no_choice_of_one(messages: list[Json], tools: Json, world: World) -> None:
+async def test_each_request_has_our_tools_and_no_choice_of_one(
+    messages: list[Json], tools: Json, world: World
+) -> None:
     world.policy = AGENTS
     await world.ask(body(messages, **tools), ScriptedReply(whole({"content": "It is 42."})))
     sent = json.loads(world.sent[0])
     assert names_of(sent) == OURS
     del sent["tools"]
-    assert sent == {key: value for key, value in json.loads(body(messages)).items() if key != "tools"}
+    assert sent == {
+        key: value for key, value in json.loads(body(messages)).items() if key != "tools"
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,9 +93,13 @@ async def test_each_request_has_our_tools_and_no_choice_of_one(messages: list[Js
     ],
     ids=["no results", "when offloading", "never"],
 )
-async def test_other_policies_leave_such_requests_as_they_come(policy: Policy, world: World) -> None:
+async def test_other_policies_leave_such_requests_as_they_come(
+    policy: Policy, world: World
+) -> None:
     world.policy = policy
-    await world.ask(asked := body([*TASK, *observed(1)]), ScriptedReply(whole({"content": "It is 42."})))
+    await world.ask(
+        asked := body([*TASK, *observed(1)]), ScriptedReply(whole({"content": "It is 42."}))
+    )
     assert world.sent == [asked]
 
 
@@ -87,7 +114,8 @@ async def test_a_client_that_defines_its_tools_gets_names_beside_these() -> None
 
 
 async def test_results_move_early_with_our_tools_from_the_start() -> None:
-    """With our tools added at the first event, that event would have to pay for the whole prompt."""
+    """With our tools added at the first event, that event would have to pay for the whole
+    prompt."""
     messages = [{"role": "system", "content": "tool " * 3_000}, *LONG[1:]]
     made, _ = await planned(messages, AGENTS)
     assert made.history.tokens < 35_000 and made.plan.moves.keys() == {3}
@@ -96,7 +124,7 @@ async def test_results_move_early_with_our_tools_from_the_start() -> None:
     assert made.plan.empty
 
 
-# -- the reply --------------------------------------------------------------------------------------------------------
+# -- the reply -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -124,14 +152,18 @@ async def test_what_such_a_model_writes_reaches_its_client(said: str, world: Wor
 
 async def test_prose_is_streamed_byte_for_byte(world: World) -> None:
     world.policy = AGENTS
-    reply = stream(ROLE, *(chunk({"content": word}) for word in ("I ", "know", ".")), chunk({}, "stop"), DONE)
+    reply = stream(
+        ROLE, *(chunk({"content": word}) for word in ("I ", "know", ".")), chunk({}, "stop"), DONE
+    )
     options = {"stream": True, "stream_options": {"include_usage": True}}
     client, _ = await world.ask(body(TASK, **options), ScriptedReply(reply[:70], reply[70:]))
     assert client.body == reply
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_call_of_ours_is_answered_inside_and_comes_back_later(streamed: bool, world: World) -> None:
+async def test_a_call_of_ours_is_answered_inside_and_comes_back_later(
+    streamed: bool, world: World
+) -> None:
     world.policy = AGENTS
     call = calls(called("offload_grep", '{"pattern": "port 1 is"}'))
     if streamed:
@@ -143,19 +175,28 @@ async def test_a_call_of_ours_is_answered_inside_and_comes_back_later(streamed: 
     reply = folded(client.body) if streamed else read(client.body)
     assert text(reply) == "Port 1." and b"offload_grep" not in client.body and outcome.rounds == 1
     sent = [json.loads(one) for one in world.sent]
-    assert [names_of(one) for one in sent] == [OURS, OURS] and not any("tool_choice" in one for one in sent)
+    assert [names_of(one) for one in sent] == [OURS, OURS] and not any(
+        "tool_choice" in one for one in sent
+    )
     assert "port 1 is open" in sent[1]["messages"][-1]["content"]
-    again = [*LONG, {"role": "assistant", "content": "Port 1."}, {"role": "user", "content": "Observation:\nok"}]
+    again = [
+        *LONG,
+        {"role": "assistant", "content": "Port 1."},
+        {"role": "user", "content": "Observation:\nok"},
+    ]
     _, outcome = await world.ask(body(again), ScriptedReply(whole({"content": "Done."})))
     assert outcome.reinserted == 1 and "offload_grep" in world.sent[2].decode()
 
 
-# -- recorded runs ----------------------------------------------------------------------------------------------------
+# -- recorded runs ---------------------------------------------------------------------------------
 
 
 def in_text(run: Run) -> list[tuple[list[Json], Json]]:
-    """The run's requests as a client would have made them that describes its tools in its prompt."""
-    return [([*map(told, messages)], told(reply)) for messages, reply in requests_of(run) if messages]
+    """The run's requests as a client would have made them that describes its tools in its
+    prompt."""
+    return [
+        ([*map(told, messages)], told(reply)) for messages, reply in requests_of(run) if messages
+    ]
 
 
 def told(message: Json) -> Json:
@@ -169,14 +210,18 @@ def told(message: Json) -> Json:
 
 @needed
 @pytest.mark.parametrize("source", ["livemcpbench", "super-gpt4o"])
-async def test_recorded_runs_in_text_keep_their_tools_and_their_prefix_between_events(source: str) -> None:
+async def test_recorded_runs_in_text_keep_their_tools_and_their_prefix_between_events(
+    source: str,
+) -> None:
     run = min(load(30_000, source), key=lambda one: one.total_tokens)
     counter, sent, events = Tokens(), list[Json](), list[int]()
     for messages, _ in in_text(run):
         made, reader = await planned(messages, AGENTS, counter=counter)
         sent.append(json.loads(Rendered.of(made, None, {}, reader).turn().request()))
         events.append(len(made.plan.events))
-    assert all(names_of(one) == OURS for one in sent) and all(one["tools"] == sent[0]["tools"] for one in sent)
+    assert all(names_of(one) == OURS for one in sent) and all(
+        one["tools"] == sent[0]["tools"] for one in sent
+    )
     for (one, other), (before, after) in zip(pairwise(sent), pairwise(events), strict=True):
         assert before != after or other["messages"][: len(one["messages"])] == one["messages"]
     assert events == sorted(events) and 1 <= events[-1] <= 6

@@ -1,4 +1,5 @@
-"""What happens when upstream's cache has expired, and why it lacks what it could have had. No server, no clock."""
+"""What happens when upstream's cache has expired, and why it lacks what it could have had. No
+server, no clock."""
 
 from __future__ import annotations
 
@@ -47,12 +48,18 @@ class Replica(World):
         super().__init__()
         self.policy, self.store = POLICY, store
         made = self._services(self.services.settings)
-        self.services = replace(made, last_requests=LastRequests(clock), reader=self.services.reader)
+        self.services = replace(
+            made, last_requests=LastRequests(clock), reader=self.services.reader
+        )
         self.chat = Chat(self.services, CHAT)
 
-    async def turn(self, messages: list[Json], cached: int | None = None, **members: Any) -> Outcome:
+    async def turn(
+        self, messages: list[Json], cached: int | None = None, **members: Any
+    ) -> Outcome:
         """Have a request answered of which upstream had so many tokens in its cache."""
-        body = json.dumps({"model": MODEL, "messages": messages, "tools": [called_tool()], **members}).encode()
+        body = json.dumps(
+            {"model": MODEL, "messages": messages, "tools": [called_tool()], **members}
+        ).encode()
         usage: Json = {"prompt_tokens": size(messages), "completion_tokens": 9}
         if cached is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
@@ -74,7 +81,8 @@ def size(messages: list[Json]) -> int:
 
 
 def asked(steps: int = 1, task: str = "Where is it?") -> list[Json]:
-    """A history with one large result, behind which so much comes that moving it does not pay, after so many turns."""
+    """A history with one large result, behind which so much comes that moving it does not pay,
+    after so many turns."""
     messages: list[Json] = [
         {"role": "user", "content": task},
         {"role": "assistant", "content": None, "tool_calls": [called("search", id="c")]},
@@ -82,7 +90,10 @@ def asked(steps: int = 1, task: str = "Where is it?") -> list[Json]:
         {"role": "assistant", "content": SAID},
     ]
     for step in range(steps):
-        messages += [{"role": "user", "content": f"And {step}?"}, {"role": "assistant", "content": "Yes."}]
+        messages += [
+            {"role": "user", "content": f"And {step}?"},
+            {"role": "assistant", "content": "Yes."},
+        ]
     return messages[:-1]
 
 
@@ -122,8 +133,12 @@ async def test_results_move_when_the_cache_has_expired_and_stay_moved_on_every_r
     assert one.sent[-1] == two.sent[-1] == three.sent[-1]
 
 
-@pytest.mark.parametrize("change", ["another model", "another history", "another replica before", "no pause known"])
-async def test_a_pause_that_is_not_certain_counts_for_none(replicas: list[Replica], clock: Time, change: str) -> None:
+@pytest.mark.parametrize(
+    "change", ["another model", "another history", "another replica before", "no pause known"]
+)
+async def test_a_pause_that_is_not_certain_counts_for_none(
+    replicas: list[Replica], clock: Time, change: str
+) -> None:
     one, two, _ = replicas
     if change != "no pause known":
         await one.turn(asked(1), **({"model": "gpt-5.6"} if change == "another model" else {}))
@@ -151,7 +166,8 @@ async def test_without_a_store_nothing_changes(replicas: list[Replica], clock: T
 async def test_replicas_that_get_the_same_request_agree_from_the_next_one_on(
     replicas: list[Replica], clock: Time
 ) -> None:
-    """Only one of them knows of the pause, and its record comes when the other has sent the request without it."""
+    """Only one of them knows of the pause, and its record comes when the other has sent the request
+    without it."""
     one, two, three = replicas
     await one.turn(asked(1))
     clock.now += 720
@@ -166,24 +182,32 @@ async def test_replicas_that_get_the_same_request_agree_from_the_next_one_on(
         assert one.sent[-1] == two.sent[-1] == three.sent[-1]
 
 
-async def test_a_request_that_is_only_observed_leaves_no_record(replicas: list[Replica], clock: Time) -> None:
+async def test_a_request_that_is_only_observed_leaves_no_record(
+    replicas: list[Replica], clock: Time
+) -> None:
     one = replicas[0]
     await one.turn(asked(1))
     clock.now += 720
-    one.policy = POLICY.__class__(tenant="acme", upstream=POLICY.upstream, offload=written.offload(mode=Mode.OBSERVE))
+    one.policy = POLICY.__class__(
+        tenant="acme", upstream=POLICY.upstream, offload=written.offload(mode=Mode.OBSERVE)
+    )
     await one.turn(asked(2))
     assert not one.store.records
 
 
-# -- misses -----------------------------------------------------------------------------------------------------------
+# -- misses ----------------------------------------------------------------------------------------
 
 
-async def misses(one: Replica, *requests: tuple[list[Json], int | None]) -> list[tuple[CacheMiss, int]]:
+async def misses(
+    one: Replica, *requests: tuple[list[Json], int | None]
+) -> list[tuple[CacheMiss, int]]:
     found = [await one.turn(messages, cached) for messages, cached in requests]
     return [(outcome.miss, outcome.missed_tokens) for outcome in found]
 
 
-async def test_what_was_missing_in_the_cache_has_a_cause(replicas: list[Replica], clock: Time) -> None:
+async def test_what_was_missing_in_the_cache_has_a_cause(
+    replicas: list[Replica], clock: Time
+) -> None:
     one = replicas[0]
     sizes = [size(asked(step)) for step in range(9)]
     assert await misses(one, (asked(1), 0)) == [(CacheMiss.FIRST, sizes[1])]
@@ -203,7 +227,9 @@ async def test_what_we_moved_is_our_own_miss(replicas: list[Replica]) -> None:
     one.policy = Policy(
         tenant="acme",
         upstream=POLICY.upstream,
-        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=2_000, max_tool_message_tokens=50),
+        offload=written.offload(
+            mode=Mode.COMPACT, max_total_tokens=2_000, max_tool_message_tokens=50
+        ),
     )
     assert (await one.turn(asked(2), 0)).miss is CacheMiss.EVENT
     assert one.moved
@@ -213,12 +239,19 @@ async def test_what_we_moved_is_our_own_miss(replicas: list[Replica]) -> None:
 async def test_an_upstream_that_does_not_say_or_has_all_has_no_misses(
     replicas: list[Replica], cached: int | None
 ) -> None:
-    assert {*await misses(replicas[0], (asked(1), cached), (asked(2), cached))} == {(CacheMiss.NONE, 0)}
+    assert {*await misses(replicas[0], (asked(1), cached), (asked(2), cached))} == {
+        (CacheMiss.NONE, 0)
+    }
 
 
 LIFETIMES = [
     ("https://api.anthropic.com", "claude-sonnet-5", b"{}", 300),
-    ("https://api.anthropic.com", "claude-opus-5.5", b'{"cache_control":{"type":"ephemeral","ttl": "1h"}}', 3600),
+    (
+        "https://api.anthropic.com",
+        "claude-opus-5.5",
+        b'{"cache_control":{"type":"ephemeral","ttl": "1h"}}',
+        3600,
+    ),
     ("https://api.anthropic.com", "claude-opus-5.5", rb'{"text":"\"ttl\":\"1h\""}', 300),
     ("http://127.0.0.1:4000/v1", "anthropic/claude-sonnet-5", b"{}", 300),
     ("https://api.openai.com/v1", "gpt-5.6", b'{"ttl":"1h"}', None),

@@ -1,4 +1,5 @@
-"""Conversations with upstreams as they are: the client gets 200 and exactly the replies that it would have had."""
+"""Conversations with upstreams as they are: the client gets 200 and exactly the replies that it
+would have had."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ SMALL = written.offload(
     cache_write=1.0,
     compress=Compress(snapshot_tokens=400, wait=Wait.ALWAYS),
 )
-SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class Conversing(World):
-    """A process in front of one of the upstreams, which answers with `reply`, and with a snapshot if asked for one."""
+    """A process in front of one of the upstreams, which answers with `reply`, and with a snapshot
+    if asked for one."""
 
     def __init__(self, upstream: Upstream, offload: Offload) -> None:
         super().__init__()
@@ -57,7 +62,13 @@ class Conversing(World):
         if not streams:
             return ScriptedReply(whole({"content": said}, usage=usage(100, 10)))
         bill = [chunk(usage=usage(100, 10))] if b"include_usage" in body else []
-        events = [chunk({"role": "assistant", "content": ""}), chunk({"content": said}), chunk({}, "stop"), *bill, DONE]
+        events = [
+            chunk({"role": "assistant", "content": ""}),
+            chunk({"content": said}),
+            chunk({}, "stop"),
+            *bill,
+            DONE,
+        ]
         return ScriptedReply(stream(*events), headers=[STREAM])
 
     async def say(self, messages: list[Json], reply: str, **members: Any) -> tuple[int, Json]:
@@ -77,7 +88,11 @@ def short(upstream: Upstream) -> Iterator[list[Json]]:
         yield list(messages)
         found = f"found {step}: " + "word " * 400
         if upstream.native and step % 4 != 3:
-            call = {"id": f"c{step}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+            call = {
+                "id": f"c{step}",
+                "type": "function",
+                "function": {"name": "search", "arguments": "{}"},
+            }
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             messages.append({"role": "tool", "tool_call_id": f"c{step}", "content": found})
         else:
@@ -93,7 +108,10 @@ async def converse(name: str, mode: Mode, streams: bool, requests: Any, offload:
         for number, messages in enumerate(requests(upstream)):
             members = {**tools, **upstream.members, **({"stream": True} if streams else {})}
             status, reply = await world.say(messages, f'{{"answer": {number}}}', **members)
-            assert (status, text(reply)) == (200, f'{{"answer": {number}}}'), (number, world.outcomes[-1])
+            assert (status, text(reply)) == (200, f'{{"answer": {number}}}'), (
+                number,
+                world.outcomes[-1],
+            )
         assert any(outcome.kind == "offloaded" or outcome.refused for outcome in world.outcomes)
         assert world.outcomes[-1].kind == "offloaded" or not upstream.native
         assert all(outcome.fault == "" for outcome in world.outcomes)
@@ -114,8 +132,14 @@ async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> 
     """A server that takes a system message only as it was trained with."""
 
     def grown(request: Json) -> tuple[int, Any] | None:
-        systems = [message["content"] for message in request["messages"] if message["role"] == "system"]
-        return None if systems == ["Be brief."] else vllm("System message must be the one at the beginning")
+        systems = [
+            message["content"] for message in request["messages"] if message["role"] == "system"
+        ]
+        return (
+            None
+            if systems == ["Be brief."]
+            else vllm("System message must be the one at the beginning")
+        )
 
     upstream = Upstream("a fixed system message", grown)
     world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS))

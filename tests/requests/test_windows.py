@@ -1,4 +1,5 @@
-"""What refused and accepted requests and lists of models teach, for whom and for how long. No upstream, no clock."""
+"""What refused and accepted requests and lists of models teach, for whom and for how long. No
+upstream, no clock."""
 
 from __future__ import annotations
 
@@ -35,9 +36,13 @@ class Process:
         self.now = 1_000.0
         self.lessons: list[str] = []
         upstream: Any = self.upstream
-        self.known = Known(upstream, self.background, self.threads, self.lessons.append, clock=lambda: self.now)
+        self.known = Known(
+            upstream, self.background, self.threads, self.lessons.append, clock=lambda: self.now
+        )
 
-    def too_long(self, policy: Policy, named: int | None, counted: int, *, measured: bool = True) -> int:
+    def too_long(
+        self, policy: Policy, named: int | None, counted: int, *, measured: bool = True
+    ) -> int:
         return self.known.learn_window(ME, policy, "m", named, counted, measured=measured)
 
     def window(self, policy: Policy, model: str = "m", namespace: str = ME) -> int | None:
@@ -65,7 +70,7 @@ def policy(window: int | None = None, url: str = URL) -> Policy:
     return Policy(upstream=Upstream(base_url=url, context_window=window))
 
 
-# -- windows ----------------------------------------------------------------------------------------------------------
+# -- windows ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,8 +92,8 @@ def policy(window: int | None = None, url: str = URL) -> Policy:
 async def test_window_of_a_refused_request(
     one: Process, given: int | None, named: int | None, counted: int, again: int, window: int | None
 ) -> None:
-    """The request is planned again for upstream's own number, or for 0.8 of what was counted where that was to fit.
-    Only a plausible window is remembered, and never more than was known before."""
+    """The request is planned again for upstream's own number, or for 0.8 of what was counted where
+    that was to fit. Only a plausible window is remembered, and never more than was known before."""
     assert one.too_long(policy(given), named, counted) == again
     assert one.window(policy(given)) == window
     assert one.lessons == (["refused"] if again == window != given else [])
@@ -109,14 +114,18 @@ async def test_a_request_that_is_known_to_be_too_long_shrinks_no_window(one: Pro
 
 async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Process) -> None:
     one.too_long(policy(), None, 10_000)
-    for namespace, where, model in ((OTHER, policy(), "m"), (ME, policy(url="http://o/v1"), "m"), (ME, policy(), "n")):
+    for namespace, where, model in (
+        (OTHER, policy(), "m"),
+        (ME, policy(url="http://o/v1"), "m"),
+        (ME, policy(), "n"),
+    ):
         assert one.window(where, model, namespace) is None
     assert one.window(policy()) == 8_000
     assert one.known.learned([ME]) == [(ME, {"upstream": URL, "model": "m", "window": 8_000})]
     assert not one.known.learned([OTHER])
 
 
-# -- prompts that are cut ---------------------------------------------------------------------------
+# -- prompts that are cut --------------------------------------------------------------------------
 
 GROWING = [3_000 + 1_500 * number for number in range(12)]
 """The tokens of a conversation's requests, by our count."""
@@ -136,10 +145,16 @@ UPSTREAMS: dict[str, tuple[Callable[[int], int], int | None]] = {
     "fills its window, as LM Studio does": (cut_to(8_192, 8_150), 8_150),
     # ollama/ollama#17427: what is left of a longer prompt fills half of the window
     "leaves half of its window, as Ollama does": (cut_to(8_192, 4_098), 7_500),
-    "leaves more at one time than at another": (lambda counted: min(counted, 7_000 - counted % 900), 7_000),
+    "leaves more at one time than at another": (
+        lambda counted: min(counted, 7_000 - counted % 900),
+        7_000,
+    ),
     "leaves no more than the prompt grows": (cut_to(4_096, 1_600), None),
     # ollama/ollama#16428
-    "leaves out what its cache held": (lambda counted: counted if counted == 3_000 else 1_500, None),
+    "leaves out what its cache held": (
+        lambda counted: counted if counted == 3_000 else 1_500,
+        None,
+    ),
     "leaves out most of that": (lambda counted: counted if counted == 3_000 else 1_870, None),
     "writes all anew at times": (lambda counted: counted if counted % 4 == 0 else 2_600, None),
 }
@@ -188,7 +203,9 @@ def test_what_may_be_a_cut_is_only_told(one: Process, caplog: pytest.LogCaptureF
     [said] = caplog.records
     assert (said.getMessage(), said.levelname) == ("upstream may cut prompts", "WARNING")
     told = one.known.remark(ME, policy(), "m")
-    assert told.startswith(f"Upstream counted 2,050 tokens of a prompt of {GROWING[-1]:,} for m: perhaps it cuts")
+    assert told.startswith(
+        f"Upstream counted 2,050 tokens of a prompt of {GROWING[-1]:,} for m: perhaps it cuts"
+    )
     read(one, (3_000, 3_000))
     assert one.known.remark(ME, policy(), "m") == ""
 
@@ -201,7 +218,12 @@ def test_conversations_side_by_side_show_no_window(one: Process) -> None:
 
 
 def test_a_longer_prompt_that_was_read_whole_speaks_against_a_window(one: Process) -> None:
-    read(one, (30_000, 30_000), (9_000, 4_000), *((number, 4_000) for number in range(10_000, 15_000, 1_000)))
+    read(
+        one,
+        (30_000, 30_000),
+        (9_000, 4_000),
+        *((number, 4_000) for number in range(10_000, 15_000, 1_000)),
+    )
     assert one.window(policy()) is None
 
 
@@ -211,7 +233,7 @@ def test_a_models_name_in_a_reason_writes_nothing_into_a_header(one: Process) ->
     assert "for org/qwen3.5:9b??x-evil:??:" in one.known.remark(ME, policy(), name)
 
 
-# -- additions that upstream refuses ----------------------------------------------------------------------------------
+# -- additions that upstream refuses ---------------------------------------------------------------
 
 PLACE, USAGE = Addition.PLACE, Addition.USAGE
 ONE = Refusable(ME, URL, "m", PLACE, "json_object stream")
@@ -222,7 +244,9 @@ def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
         one.known.note_refused(what)
 
 
-async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(one: Process) -> None:
+async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(
+    one: Process,
+) -> None:
     known = one.known
     assert not known.has_refusals(ME)
     refuse(one, times=1)
@@ -243,7 +267,13 @@ async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_
 
 @pytest.mark.parametrize(
     "other",
-    [{"namespace": OTHER}, {"upstream": "http://o/v1"}, {"model": "n"}, {"addition": USAGE}, {"shape": "stream"}],
+    [
+        {"namespace": OTHER},
+        {"upstream": "http://o/v1"},
+        {"model": "n"},
+        {"addition": USAGE},
+        {"shape": "stream"},
+    ],
 )
 async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> None:
     refuse(one)
@@ -274,14 +304,16 @@ async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.Monkey
     one.threads.close()
 
 
-# -- lists of models --------------------------------------------------------------------------------------------------
+# -- lists of models -------------------------------------------------------------------------------
 
 KEY = Headers([(b"Authorization", b"Bearer mine"), (b"Cookie", b"a=1"), (b"X-Offload", b"on")])
 LIST = json.dumps({"data": [{"id": "m", "max_model_len": 32_768}, {"id": "unknown"}]}).encode()
 
 
 def tenant(namespace: str = ME, **upstream: Any) -> Tenant:
-    return Tenant(Policy(tenant="acme", upstream=Upstream(base_url="http://up/v1/", **upstream)), namespace)
+    return Tenant(
+        Policy(tenant="acme", upstream=Upstream(base_url="http://up/v1/", **upstream)), namespace
+    )
 
 
 def reply(body: bytes = LIST, status: int = 200, *headers: tuple[bytes, bytes]) -> ScriptedReply:
@@ -309,7 +341,9 @@ async def test_a_tenants_key_asks_for_all_its_callers(one: Process) -> None:
 
 async def test_anthropic_is_asked_as_it_expects(one: Process) -> None:
     claude = msgspec.structs.replace(tenant(api_key="sk-acme"), key_header=b"authorization")
-    body = json.dumps({"data": [{"id": "m", "max_input_tokens": 200_000, "max_tokens": 64_000}]}).encode()
+    body = json.dumps(
+        {"data": [{"id": "m", "max_input_tokens": 200_000, "max_tokens": 64_000}]}
+    ).encode()
     headers = Headers([*KEY, (b"anthropic-version", b"2023-06-01")])
     assert await one.ask(claude, reply(body), headers=headers) == 200_000
     [asked] = one.upstream.requests
@@ -320,7 +354,9 @@ async def test_anthropic_is_asked_as_it_expects(one: Process) -> None:
 async def test_the_policy_and_refusals_know_better_than_the_list(one: Process) -> None:
     where = tenant().policy
     assert await one.ask(tenant(), reply()) == 32_768
-    given = msgspec.structs.replace(where, upstream=msgspec.structs.replace(where.upstream, context_window=64_000))
+    given = msgspec.structs.replace(
+        where, upstream=msgspec.structs.replace(where.upstream, context_window=64_000)
+    )
     assert one.window(given) == 64_000
     one.too_long(where, 8_000, 9_000)
     assert one.window(where) == 8_000
@@ -343,7 +379,12 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
 
 @pytest.mark.parametrize(
     "fault",
-    [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429), ScriptedReply(60.0, headers=[JSON])],
+    [
+        UpstreamUnreachable("gone"),
+        reply(b"", 503),
+        reply(b"", 429),
+        ScriptedReply(60.0, headers=[JSON]),
+    ],
     ids=["no connection", "a server's fault", "too many requests", "silence"],
 )
 async def test_an_upstream_that_fails_is_asked_again_later(
@@ -357,7 +398,9 @@ async def test_an_upstream_that_fails_is_asked_again_later(
     assert await one.ask(tenant(), reply()) == 32_768
 
 
-@pytest.mark.parametrize("answer", [reply(b"{}", 401), reply(b"{}", 404), reply(b"<html>"), reply(b"[" * 9_999)])
+@pytest.mark.parametrize(
+    "answer", [reply(b"{}", 401), reply(b"{}", 404), reply(b"<html>"), reply(b"[" * 9_999)]
+)
 async def test_an_answer_without_a_list_is_final(one: Process, answer: ScriptedReply) -> None:
     assert await one.ask(tenant(), answer) is None
     one.now += 2 * LIST_AGAIN

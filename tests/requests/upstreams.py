@@ -1,6 +1,8 @@
-"""Upstreams as they are: what each refuses, in its own words, on top of what the strict upstream checks.
+"""Upstreams as they are: what each refuses, in its own words, on top of what the strict upstream
+checks.
 
-Each has the source of its wording. `refuse` gets a request and returns status and body of its refusal, or None.
+Each has the source of its wording. `refuse` gets a request and returns status and body of its
+refusal, or None.
 """
 
 from __future__ import annotations
@@ -41,11 +43,25 @@ class Upstream:
 
 
 def error(message: str, status: int = 400, **more: Any) -> tuple[int, Json]:
-    return status, {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None, **more}}
+    return status, {
+        "error": {
+            "message": message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": None,
+            **more,
+        }
+    }
 
 
 def vllm(message: str) -> tuple[int, Json]:
-    return 400, {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
+    return 400, {
+        "object": "error",
+        "message": message,
+        "type": "BadRequestError",
+        "param": None,
+        "code": 400,
+    }
 
 
 def _where(condition: Callable[[Json], object], refusal: tuple[int, Any]) -> Refuse:
@@ -70,7 +86,9 @@ def _json_mode(request: Json) -> bool:
 
 def _roles(request: Json) -> list[str]:
     """The roles that templates compare: those of users, and of assistants who call nothing."""
-    spoken = [message for message in request["messages"] if message["role"] in ("user", "assistant")]
+    spoken = [
+        message for message in request["messages"] if message["role"] in ("user", "assistant")
+    ]
     return [message["role"] for message in spoken if not message.get("tool_calls")]
 
 
@@ -90,7 +108,9 @@ def _user_after_tool(request: Json) -> bool:
 
 def _empty(request: Json) -> bool:
     return any(
-        message["role"] == "assistant" and not message.get("content") and not message.get("tool_calls")
+        message["role"] == "assistant"
+        and not message.get("content")
+        and not message.get("tool_calls")
         for message in request["messages"]
     )
 
@@ -108,8 +128,16 @@ class _Flaky:
 
 
 ALTERNATE = "Conversation roles must alternate user/assistant/user/assistant/..."
-MISTRAL_FIELD = {"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
-MISTRAL_ORDER = {"object": "error", "message": "Unexpected role 'user' after role 'tool'", "code": "3230"}
+MISTRAL_FIELD = {
+    "type": "extra_forbidden",
+    "loc": ["body", "stream_options"],
+    "msg": "Extra inputs are not permitted",
+}
+MISTRAL_ORDER = {
+    "object": "error",
+    "message": "Unexpected role 'user' after role 'tool'",
+    "code": "3230",
+}
 
 
 def upstreams() -> list[Upstream]:
@@ -122,26 +150,42 @@ def upstreams() -> list[Upstream]:
             "SGLang without a tool parser",
             _where(
                 _tools,
-                (500, {"object": "error", "message": "Internal server error: Unsupported tool_call_parser: None"}),
+                (
+                    500,
+                    {
+                        "object": "error",
+                        "message": "Internal server error: Unsupported tool_call_parser: None",
+                    },
+                ),
             ),
             native=False,
         ),
         # github.com/vllm-project/vllm/issues/6862
         Upstream(
             "vLLM with Mistral's template",
-            _where(_repeats, vllm(f"After the optional system message, {ALTERNATE[0].lower()}{ALTERNATE[1:]}")),
+            _where(
+                _repeats,
+                vllm(f"After the optional system message, {ALTERNATE[0].lower()}{ALTERNATE[1:]}"),
+            ),
         ),
-        # github.com/sgl-project/sglang/issues/892, where Gemma's template makes it a 500 without words
+        # github.com/sgl-project/sglang/issues/892, where Gemma's template makes it a 500 without
+        # words
         Upstream(
             "SGLang with Gemma's template",
-            _where(_system, (500, {"object": "error", "message": "System role not supported", "code": 500})),
+            _where(
+                _system,
+                (500, {"object": "error", "message": "System role not supported", "code": 500}),
+            ),
             native=False,
             system=False,
         ),
         # The server's template engine reports the template's own words.
         Upstream(
             "llama.cpp with jinja",
-            _where(_repeats, (500, {"error": {"code": 500, "message": ALTERNATE, "type": "server_error"}})),
+            _where(
+                _repeats,
+                (500, {"error": {"code": 500, "message": ALTERNATE, "type": "server_error"}}),
+            ),
         ),
         # github.com/huggingface/smolagents/issues/1119
         Upstream(
@@ -158,22 +202,40 @@ def upstreams() -> list[Upstream]:
         # github.com/agno-agi/agno/issues/1065
         Upstream(
             "Groq, JSON mode",
-            _where(_json_mode, error("'response_format` json_object cannot be combined with tool/function calling")),
+            _where(
+                _json_mode,
+                error(
+                    "'response_format` json_object cannot be combined with tool/function calling"
+                ),
+            ),
             native=False,
             members={"response_format": {"type": "json_object"}},
         ),
-        # github.com/avante-corp/avante.nvim/issues/2347 and github.com/datapizza-labs/datapizza-ai/issues/98
+        # github.com/avante-corp/avante.nvim/issues/2347 and
+        # github.com/datapizza-labs/datapizza-ai/issues/98
         Upstream(
             "Mistral",
             _first(
-                _where(_usage, (422, {"object": "error", "message": {"detail": [{**MISTRAL_FIELD, "input": {}}]}})),
+                _where(
+                    _usage,
+                    (
+                        422,
+                        {
+                            "object": "error",
+                            "message": {"detail": [{**MISTRAL_FIELD, "input": {}}]},
+                        },
+                    ),
+                ),
                 _where(_user_after_tool, (400, MISTRAL_ORDER)),
             ),
         ),
         # openrouter.ai/docs/api-reference/errors: after the stream has begun, an error is an event
         Upstream(
             "OpenRouter, in the stream",
-            _where(_tools, (200, {"error": {"message": "This model does not support tools", "code": 400}})),
+            _where(
+                _tools,
+                (200, {"error": {"message": "This model does not support tools", "code": 400}}),
+            ),
             native=False,
             in_stream=True,
         ),
@@ -184,7 +246,9 @@ def upstreams() -> list[Upstream]:
                 _where(_tools, error("deepseek-reasoner does not support Function Calling")),
                 _where(
                     _repeats,
-                    error("deepseek-reasoner does not support successive user or assistant messages (messages[0] …"),
+                    error(
+                        "deepseek-reasoner does not support successive user or assistant messages (messages[0] …"
+                    ),
                 ),
             ),
             native=False,
@@ -192,13 +256,21 @@ def upstreams() -> list[Upstream]:
         # github.com/labring/FastGPT/issues/3575
         Upstream(
             "Moonshot",
-            _where(_empty, error("Invalid request: the message at position 4 with role 'assistant' must not be empty")),
+            _where(
+                _empty,
+                error(
+                    "Invalid request: the message at position 4 with role 'assistant' must not be empty"
+                ),
+            ),
         ),
         # github.com/cline/cline/issues/2764 and github.com/google/adk-python/issues/952
         Upstream(
             "xAI",
             _first(
-                _where(_usage, (400, {"code": "400", "error": "Argument not supported: stream_options"})),
+                _where(
+                    _usage,
+                    (400, {"code": "400", "error": "Argument not supported: stream_options"}),
+                ),
                 _where(
                     _tools,
                     (

@@ -44,7 +44,9 @@ class Connection:
         return not self.busy
 
 
-def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_that_was_idle_for_longest_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if access.resource is None:
         pytest.skip("there is no limit here")
     monkeypatch.setattr(access.resource, "getrlimit", lambda _: (4, 4))
@@ -61,7 +63,9 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
     assert [connection.expired for connection in opened] == [0, 1, 0, 0]
 
 
-def test_the_longest_body_makes_room_and_else_the_newcomer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_body_makes_room_and_else_the_newcomer_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if access.resource is None:
         pytest.skip("there is no limit here")
     monkeypatch.setattr(access.resource, "getrlimit", lambda _: (4, 4))
@@ -102,6 +106,8 @@ def test_a_caller_that_upstream_knows_has_more_room() -> None:
     assert [one.places for one in shares.accounts(tenant)] == [256, 64, 128]
     shares.accept(tenant)
     assert [one.places for one in shares.accounts(tenant)] == [256, 128]
-    assert [one.places for one in shares.accounts(Tenant(Policy(tenant="acme"), "acme", listed=True))] == [256]
+    assert [
+        one.places for one in shares.accounts(Tenant(Policy(tenant="acme"), "acme", listed=True))
+    ] == [256]
     few = Tenant(Policy(tenant="default", limits=Limits(concurrent_requests=3)), "default-2")
     assert [one.places for one in shares.accounts(few)] == [3, 3, 3]

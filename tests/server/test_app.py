@@ -35,7 +35,9 @@ async def metrics(app: App) -> str:
     return app.process.metrics.render()[1].decode()
 
 
-async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_500_with_an_id_and_no_traceback(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
     async def buggy(client: Exchange, tenant: Tenant) -> None:
         raise KeyError("secret detail")
 
@@ -46,7 +48,9 @@ async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest
     assert exchange.status == 500
     assert "secret" not in error["message"] and "Traceback" not in error["message"]
     identity = dict(exchange.headers)[b"x-request-id"].decode()
-    assert identity in error["message"] and identity in caplog.text and "secret detail" in caplog.text
+    assert (
+        identity in error["message"] and identity in caplog.text and "secret detail" in caplog.text
+    )
 
 
 async def test_a_bug_in_the_middle_of_a_reply_leaves_it_unfinished(app: App) -> None:
@@ -80,7 +84,10 @@ async def test_refusals_of_handlers_are_replied_and_recorded(app: App) -> None:
     exchange = ScriptedClient()
     await handled_by(app, strict)(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 413
-    assert 'offload_requests_total{dialect="",kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
+    assert (
+        'offload_requests_total{dialect="",kind="refused",status="413",tenant="default"} 1.0'
+        in await metrics(app)
+    )
 
 
 async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
@@ -88,7 +95,9 @@ async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
         await asyncio.Event().wait()
 
     exchange = ScriptedClient()
-    task = asyncio.ensure_future(handled_by(app, slow)(exchange.scope, exchange.receive, exchange.send))
+    task = asyncio.ensure_future(
+        handled_by(app, slow)(exchange.scope, exchange.receive, exchange.send)
+    )
     await turns()
     task.cancel()
     await task
@@ -96,7 +105,9 @@ async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
     assert dict(exchange.headers)[b"retry-after"] == b"1"
 
 
-async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_route_of_ours_is_replied_once(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> Any:
         raise RuntimeError("no metrics")
 

@@ -1,4 +1,5 @@
-"""Which requests a foreign page may have sent, as a table; and whose requests are looked at so, through the server."""
+"""Which requests a foreign page may have sent, as a table; and whose requests are looked at so,
+through the server."""
 
 from __future__ import annotations
 
@@ -37,7 +38,17 @@ def test_loopback_addresses(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.0.0.1.nip.io", "proxy", "", "notlocalhost"]
+    "host",
+    [
+        "0.0.0.0",
+        "::",
+        "10.0.0.1",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "proxy",
+        "",
+        "notlocalhost",
+    ],
 )
 def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
@@ -157,34 +168,65 @@ def test_a_page_cannot_spend_a_key_that_it_does_not_know(
         asked = len(upstream.requests)
         assert chat(proxy, key | foreign) == 403
         assert len(upstream.requests) == asked
-    assert chat(proxy, {"authorization": "Bearer own"} | foreign) == 200, "who brings a key is no page"
+    assert chat(proxy, {"authorization": "Bearer own"} | foreign) == 200, (
+        "who brings a key is no page"
+    )
 
 
 def test_allowed_hosts_pass(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    proxy = serve({"default": {"upstream": {"base_url": upstream.url}}}, allowed_hosts=frozenset({"evil.example"}))
+    proxy = serve(
+        {"default": {"upstream": {"base_url": upstream.url}}},
+        allowed_hosts=frozenset({"evil.example"}),
+    )
     assert chat(proxy, PAGE | REBOUND | {"sec-fetch-site": "cross-site"}) == 200
 
 
 def test_any_host_passes_on_other_addresses_except_for_admin_pages(
     upstream: StrictUpstream, serve: Callable[..., Proxy]
 ) -> None:
-    proxy = serve({"default": {"upstream": {"base_url": upstream.url}}}, host="0.0.0.0", admin_token="t")
+    proxy = serve(
+        {"default": {"upstream": {"base_url": upstream.url}}}, host="0.0.0.0", admin_token="t"
+    )
     assert chat(proxy, REBOUND) == 200
     for path in ("/metrics", "/health?deep=1", "/_offload/x"):
         for foreign in (PAGE, REBOUND):
-            assert httpx.get(proxy.root + path, headers=foreign, trust_env=False, verify=PLAIN).status_code == 403
+            assert (
+                httpx.get(
+                    proxy.root + path, headers=foreign, trust_env=False, verify=PLAIN
+                ).status_code
+                == 403
+            )
     with_token = REBOUND | {"authorization": "Bearer t"}
-    assert httpx.get(proxy.root + "/metrics", headers=with_token, trust_env=False, verify=PLAIN).status_code == 200
-    assert httpx.get(proxy.root + "/_offload/x", headers=with_token, trust_env=False, verify=PLAIN).status_code == 403
+    assert (
+        httpx.get(
+            proxy.root + "/metrics", headers=with_token, trust_env=False, verify=PLAIN
+        ).status_code
+        == 200
+    )
+    assert (
+        httpx.get(
+            proxy.root + "/_offload/x", headers=with_token, trust_env=False, verify=PLAIN
+        ).status_code
+        == 403
+    )
     for path, status in (("/metrics", 200), ("/_offload/x", 404), ("/health", 200)):
         assert httpx.get(proxy.root + path, trust_env=False, verify=PLAIN).status_code == status
-    assert httpx.get(proxy.root + "/health", headers=REBOUND, trust_env=False, verify=PLAIN).status_code == 200
+    assert (
+        httpx.get(
+            proxy.root + "/health", headers=REBOUND, trust_env=False, verify=PLAIN
+        ).status_code
+        == 200
+    )
 
 
-async def test_a_target_with_an_origin_of_its_own(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+async def test_a_target_with_an_origin_of_its_own(
+    upstream: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}})
     for target in (b"/v1/models", b"/metrics", b"/_offload/x"):
-        reply = await ask(proxy.port, b"GET http://evil.example%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        reply = await ask(
+            proxy.port, b"GET http://evil.example%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target
+        )
         assert reply.status == 403
 
 
@@ -224,7 +266,9 @@ def test_a_page_may_ask_whether_it_may_send_its_key(
     assert chat(proxy, {"origin": ASKS["origin"]}) == (401 if keyed else 403)
 
 
-def test_only_a_preflight_of_an_api_is_answered(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_only_a_preflight_of_an_api_is_answered(
+    upstream: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     upstream.respond(lambda _: whole({}, 405))
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}})
     assert preflight(proxy, "/v1/models", host="evil.example").status_code == 403

@@ -1,4 +1,5 @@
-"""What a part can do, and that a request outlives its faults: parts of these tests, in a real proxy."""
+"""What a part can do, and that a request outlives its faults: parts of these tests, in a real
+proxy."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def get(proxy: Proxy, path: str) -> httpx.Response:
     return httpx.get(proxy.root + path, trust_env=False, verify=PLAIN)
 
 
-def test_a_part_has_pages_doors_and_a_life(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_has_pages_doors_and_a_life(
+    up: StrictUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts, "PARTS", {"counter": Counter})
     with served({"default": tight(up.url)}) as proxy:
         assert [get(proxy, path).text for path in ("/_offload/page", "/fixed")] == ["a page"] * 2
@@ -113,11 +116,16 @@ def test_a_part_has_pages_doors_and_a_life(up: StrictUpstream, monkeypatch: pyte
         wait_until(lambda: len(SEEN) == 2)
         assert proxy.post("/count", {}, key="").status_code == 401
         wait_until(lambda: len(SEEN) == 3)
-        assert [(seen.kind, whose) for seen, whose, _ in SEEN[1:]] == [(Kind.OPERATION, None), (Kind.REFUSED, None)]
+        assert [(seen.kind, whose) for seen, whose, _ in SEEN[1:]] == [
+            (Kind.OPERATION, None),
+            (Kind.REFUSED, None),
+        ]
     assert LIFE == ["begins", "ends"]
 
 
-def test_the_documented_part_counts_our_tools(up: StrictUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_part_counts_our_tools(
+    up: StrictUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     example: dict[str, Any] = {}
     exec(DOCUMENT.read_text().partition("```python\n")[2].partition("```")[0], example)
     monkeypatch.setattr(parts, "PARTS", {"tools": example["ToolCounts"]})

@@ -1,4 +1,5 @@
-"""What goes out. What comes in, acceptance/test_bounds.py and test_relay.py show through the real server."""
+"""What goes out. What comes in, acceptance/test_bounds.py and test_relay.py show through the real
+server."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]}
+    )
     await send({"type": "http.response.body", "body": b"hello"})
 
 
@@ -88,22 +91,42 @@ DESYNCS = {
     "a signed length": POST + b"Content-Length: +41\r\n\r\n" + HIDDEN,
     "a spaced length": POST + b"Content-Length : 41\r\n\r\n" + HIDDEN,
     "an underscored length": POST + b"Content-Length: 4_1\r\n\r\n" + HIDDEN,
-    "a length and chunks": POST + b"Content-Length: 41\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
-    "chunks and a length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + HIDDEN,
-    "chunked twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "a length and chunks": POST
+    + b"Content-Length: 41\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
+    "chunks and a length": POST
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
+    "chunked twice": POST
+    + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
     "chunked, disguised": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
     "xchunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
     "folded": POST + b"Transfer-Encoding:\r\n chunked\r\nX: 1\r\n 2\r\n\r\n0\r\n\r\n" + HIDDEN,
     "a bare CR": POST + b"X: 1\rContent-Length: 41\r\n\r\n" + HIDDEN,
     "a NUL": POST + b"X: \x00\r\nContent-Length: 0\r\n\r\n" + HIDDEN,
-    "a size with a sign": POST + b"Transfer-Encoding: chunked\r\n\r\n+2\r\nab\r\n0\r\n\r\n" + HIDDEN,
+    "a size with a sign": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n+2\r\nab\r\n0\r\n\r\n"
+    + HIDDEN,
     "a size with 0x": POST + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\nab\r\n0\r\n\r\n" + HIDDEN,
-    "a size above all": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\nab\r\n0\r\n\r\n" + HIDDEN,
-    "a chunk without its end": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabXX0\r\n\r\n" + HIDDEN,
+    "a size above all": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 17
+    + b"\r\nab\r\n0\r\n\r\n"
+    + HIDDEN,
+    "a chunk without its end": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabXX0\r\n\r\n"
+    + HIDDEN,
     "a chunk that ends in LF": POST + b"Transfer-Encoding: chunked\r\n\r\n2\nab\n0\n\n" + HIDDEN,
-    "an extension with LF": POST + b"Transfer-Encoding: chunked\r\n\r\n2;\nxx\r\nab\r\n0\r\n\r\n" + HIDDEN,
-    "HTTP/1.0 with chunks": POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
-    "an upgrade with a length": POST + b"Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 41\r\n\r\n" + HIDDEN,
+    "an extension with LF": POST
+    + b"Transfer-Encoding: chunked\r\n\r\n2;\nxx\r\nab\r\n0\r\n\r\n"
+    + HIDDEN,
+    "HTTP/1.0 with chunks": POST.replace(b"1.1", b"1.0")
+    + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    + HIDDEN,
+    "an upgrade with a length": POST
+    + b"Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 41\r\n\r\n"
+    + HIDDEN,
     "an upgrade with two lengths": POST
     + b"Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 0\r\nContent-Length: 41\r\n\r\n"
     + HIDDEN,
@@ -112,14 +135,17 @@ DESYNCS = {
 
 @pytest.mark.parametrize("raw", DESYNCS.values(), ids=DESYNCS)
 async def test_no_request_hides_in_another(raw: bytes) -> None:
-    """Whatever a front proxy may take this for, what stands in its body is never served as a request of its own."""
+    """Whatever a front proxy may take this for, what stands in its body is never served as a
+    request of its own."""
     seen, back = await said(raw)
     assert [scope["path"] for scope, _ in seen] in ([], ["/v1/x"])
     assert back.count(b"HTTP/1.1 ") <= 2
     for scope, body in seen:
         lengths = [value for name, value in scope["headers"] if name == b"content-length"]
         assert len(lengths) <= 1 and (not lengths or int(lengths[0]) == len(body))
-        assert not any(b"\r" in value or b"\n" in value or b"\0" in value for _, value in scope["headers"])
+        assert not any(
+            b"\r" in value or b"\n" in value or b"\0" in value for _, value in scope["headers"]
+        )
 
 
 @pytest.mark.parametrize("trailer", [b"Authorization: Bearer k", b"X-Offload: mode=off"])
@@ -136,21 +162,26 @@ UPGRADE = b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade
 @pytest.mark.parametrize(
     "head",
     [
-        UPGRADE + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        UPGRADE
+        + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
         UPGRADE.replace(b"websocket", b"WebSocket").replace(b"/v1/responses", b"/health") + b"\r\n",
         UPGRADE + b"Upgrade: h2c\r\n\r\n",
         UPGRADE + b"Content-Length: 41\r\n\r\n",
     ],
     ids=["a handshake", "another path", "two offers", "a body"],
 )
-async def test_websocket_is_refused_before_anything_else(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients go on over HTTP after a 426. It is nothing that an operator could mend, so it is no warning."""
+async def test_websocket_is_refused_before_anything_else(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients go on over HTTP after a 426. It is nothing that an operator could mend, so it is no
+    warning."""
     seen, back = await said(head + HIDDEN)
     assert seen == []
     answer, _, body = back.partition(b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 426 ") and b"upgrade: http/1.1" in answer.lower()
     assert (
-        json.loads(body)["error"]["message"] == "This proxy does not speak WebSocket: send the request over plain HTTP"
+        json.loads(body)["error"]["message"]
+        == "This proxy does not speak WebSocket: send the request over plain HTTP"
     )
     assert not caplog.records
 
@@ -164,7 +195,9 @@ async def test_websocket_behind_another_request_is_refused_in_its_turn() -> None
     ]
 
 
-@pytest.mark.parametrize(("method", "offer"), [(b"GET", b"h2c"), (b"POST", b"h2c"), (b"POST", b"websocket")])
+@pytest.mark.parametrize(
+    ("method", "offer"), [(b"GET", b"h2c"), (b"POST", b"h2c"), (b"POST", b"websocket")]
+)
 async def test_an_offer_that_is_not_taken_is_no_header(method: bytes, offer: bytes) -> None:
     """A server may ignore one (RFC 9110, 7.8), and WebSocket begins with a GET."""
     fields = b"Connection: upgrade\r\nUpgrade: %b\r\nContent-Length: 2\r\n\r\nab" % offer
@@ -178,7 +211,13 @@ async def test_an_offer_that_is_not_taken_is_no_header(method: bytes, offer: byt
 @pytest.mark.parametrize("status", [600, 799, 999])
 async def test_a_status_that_nobody_knows_passes(status: int) -> None:
     async def odd(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-length", b"0")],
+            }
+        )
         await send({"type": "http.response.body"})
 
     _, back = await said(GET.replace(b"Host", b"Connection: close\r\nHost"), odd)

@@ -1,4 +1,5 @@
-"""Processes and signals: how the server begins, drains and ends. Always the real command, in processes of its own.
+"""Processes and signals: how the server begins, drains and ends. Always the real command, in
+processes of its own.
 
 Some begin as users begin them, others as forks (tests/forking.py).
 """
@@ -22,7 +23,20 @@ from proxy.server.runner import SHORT_TOKEN, _Supervisor, accept_waiting
 from tests import serving
 from tests.clock import PATIENCE, soon, until
 from tests.serving import Start, started
-from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
+from tests.wire import (
+    EVENTS,
+    OK,
+    Handler,
+    Peer,
+    Wire,
+    ask,
+    chunk,
+    chunks,
+    connection,
+    read_head,
+    replying,
+    upstream,
+)
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROOT = Path(__file__).parents[2]
@@ -31,7 +45,9 @@ ROOT = Path(__file__).parents[2]
 class Served:
     """The command, running."""
 
-    def __init__(self, process: serving.Process, wire: Wire, said: bytes, rest: asyncio.Task[bytes]) -> None:
+    def __init__(
+        self, process: serving.Process, wire: Wire, said: bytes, rest: asyncio.Task[bytes]
+    ) -> None:
         self.process = process
         self.rest = rest
         self.wire = wire
@@ -41,7 +57,9 @@ class Served:
 
     def workers(self) -> set[int]:
         """Their process ids."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
         found = set()
         for pid in children:
             with suppress(OSError):  # it has just ended
@@ -58,7 +76,9 @@ def command(*flags: str, store: Path) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def running(handler: Handler, folder: Path, *flags: str, start: Start | None = None) -> AsyncIterator[Served]:
+async def running(
+    handler: Handler, folder: Path, *flags: str, start: Start | None = None
+) -> AsyncIterator[Served]:
     async with upstream(handler) as wire, reading() as (errors, written):
         given = command("--port=0", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
         with written:
@@ -132,12 +152,17 @@ async def metrics(port: int, *lines: bytes) -> None:
 
 WORKERS = pytest.mark.parametrize(
     "flags",
-    [pytest.param((), id="alone"), pytest.param(("--workers=2",), id="workers", marks=pytest.mark.sweep)],
+    [
+        pytest.param((), id="alone"),
+        pytest.param(("--workers=2",), id="workers", marks=pytest.mark.sweep),
+    ],
 )
 
 
 @WORKERS
-async def test_ready_line_one_line_for_each_request_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
+async def test_ready_line_one_line_for_each_request_and_clean_end(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     """The log has nothing of the server's own."""
     async with running(replying(OK), tmp_path, *flags, start=started) as served:
         assert served.port, served.said
@@ -156,8 +181,12 @@ async def serving_with_log(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with upstream(replying(OK)) as wire:
-        given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
-        process = await asyncio.to_thread(serving.started, given, serving.clean_environment(), log, log)
+        given = command(
+            f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store"
+        )
+        process = await asyncio.to_thread(
+            serving.started, given, serving.clean_environment(), log, log
+        )
         try:
 
             async def serves() -> bool:
@@ -184,19 +213,29 @@ def full_pipe() -> tuple[int, int]:
     return read, write
 
 
-FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+FULL = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="this system has no device that is always full"
+)
 
 
 @pytest.mark.parametrize(
     ("flags", "disk"),
-    [((), False), pytest.param((), True, marks=FULL), pytest.param(("--workers=2",), False, marks=pytest.mark.sweep)],
+    [
+        ((), False),
+        pytest.param((), True, marks=FULL),
+        pytest.param(("--workers=2",), False, marks=pytest.mark.sweep),
+    ],
     ids=["unread pipe", "full disk", "unread pipe of workers"],
 )
 async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
     tmp_path: Path, flags: tuple[str, ...], disk: bool
 ) -> None:
     """A pipe to a program that hangs is full after the first lines."""
-    read, write = (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)) if disk else full_pipe()
+    read, write = (
+        (os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY))
+        if disk
+        else full_pipe()
+    )
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
         async with serving_with_log(log, tmp_path, flags) as (process, port):
             for _ in range(3 if disk else 20):
@@ -209,7 +248,10 @@ async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
 async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     go_on = asyncio.Event()
     async with running(steps(go_on), tmp_path, *flags) as served:
-        async with connection(served.port) as (idle_reader, idle_writer), connection(served.port) as (reader, writer):
+        async with (
+            connection(served.port) as (idle_reader, idle_writer),
+            connection(served.port) as (reader, writer),
+        ):
             idle_writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await read_head(idle_reader)
             writer.write(GET)
@@ -252,7 +294,8 @@ async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> No
 
 
 STREAMS = {
-    # what upstream begins with, what the client sends, and the event with which the stream has to end
+    # what upstream begins with, what the client sends, and the event with which the stream has to
+    # end
     "chat": (
         b'data: {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n',
         b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "Hi"}]%b}',
@@ -299,7 +342,9 @@ async def test_streams_that_are_cut_off_end_with_an_error_event(
     tmp_path: Path, flags: tuple[str, ...], twice: bool
 ) -> None:
     """In each API, those that are relayed and those that the proxy writes itself."""
-    asked = {(api, tools): PATHS.get(api, api.encode()) for api in STREAMS for tools in (False, True)}
+    asked = {
+        (api, tools): PATHS.get(api, api.encode()) for api in STREAMS for tools in (False, True)
+    }
     peers = {b"/v1/" + path: STREAMS[api][0] for (api, _), path in asked.items()}
     drain = "--drain-timeout=120" if twice else "--drain-timeout=1"
     async with running(halves(peers), tmp_path, drain, *flags) as served, AsyncExitStack() as held:
@@ -384,13 +429,17 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
 ) -> None:
     hanging(STORE_HANGS)
     async with running(replying(OK), tmp_path, "--drain-timeout=1", MONITOR, *flags) as served:
-        assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
+        assert (
+            await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        ).status == 503
         served.process.terminate()
         assert await served.ends() == 1
         assert b"the store's folder hangs: 1 operations have not ended" in await served.rest
 
 
-async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, hanging: Callable[[str], None]) -> None:
+async def test_a_thread_that_hangs_does_not_keep_the_process(
+    tmp_path: Path, hanging: Callable[[str], None]
+) -> None:
     hanging(POLICIES_HANG)
     async with running(replying(OK), tmp_path, "--drain-timeout=1") as served:
         await until((tmp_path / "site" / "sitecustomize.py.hangs").exists)
@@ -449,12 +498,17 @@ async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(
         await until(lambda: served.workers() - {stopped, other})
         served.process.terminate()
         # A worker that hangs for long is killed and replaced before the end, and then all end well.
-        ended, told = await served.ends(), (await served.rest).count(b"is killed before it has ended")
+        ended, told = (
+            await served.ends(),
+            (await served.rest).count(b"is killed before it has ended"),
+        )
         assert (ended, told) in ((1, 1), (0, 0))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-async def test_workers_share_port_and_metrics_are_replaced_and_end_with_their_supervisor(tmp_path: Path) -> None:
+async def test_workers_share_port_and_metrics_are_replaced_and_end_with_their_supervisor(
+    tmp_path: Path,
+) -> None:
     async with running(replying(OK), tmp_path, "--workers=2", MONITOR) as served:
         victim, other = served.workers()
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
@@ -468,7 +522,8 @@ async def test_workers_share_port_and_metrics_are_replaced_and_end_with_their_su
 
 
 def test_a_supervisor_that_fails_ends_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter waits for them at its end, and they would serve on, deaf to the signals that it gets."""
+    """The interpreter waits for them at its end, and they would serve on, deaf to the signals that
+    it gets."""
 
     def fails(self: object) -> None:
         raise OSError("no space left")
@@ -501,7 +556,9 @@ async def test_connections_that_wait_when_the_listener_closes_are_served() -> No
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
     server = await asyncio.start_server(greet, sock=listener)
     with ExitStack() as held:
-        waiting = [held.enter_context(socket.create_connection(listener.getsockname())) for _ in range(8)]
+        waiting = [
+            held.enter_context(socket.create_connection(listener.getsockname())) for _ in range(8)
+        ]
         await accept_waiting([listener])
         server.close()
         for one in waiting:
@@ -520,7 +577,9 @@ def test_an_address_in_use_is_a_user_mistake(tmp_path: Path) -> None:
 
 def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:
     """And a token that can be guessed is warned of before."""
-    code, said = run("--port=0", "--host=nowhere.invalid", store=tmp_path, OFFLOAD_ADMIN_TOKEN="hunter2")
+    code, said = run(
+        "--port=0", "--host=nowhere.invalid", store=tmp_path, OFFLOAD_ADMIN_TOKEN="hunter2"
+    )
     assert code == 2
     assert "\noffload-proxy: cannot listen on nowhere.invalid:0: " in said
     assert "OFFLOAD_ADMIN_TOKEN can be guessed" in said and "hunter2" not in said
@@ -547,7 +606,9 @@ async def test_an_ipv6_address_is_served(host: str, tmp_path: Path) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
-    async with running(replying(OK), tmp_path, f"--host={host}", "--monitor-networks=127.0.0.1") as served:
+    async with running(
+        replying(OK), tmp_path, f"--host={host}", "--monitor-networks=127.0.0.1"
+    ) as served:
         found = re.fullmatch(rb"offload-proxy listening on http://\[(\S+)\]:(\d+)\n", served.said)
         assert found and found[1].decode() == host.strip("[]")
         if host == "::":  # all addresses of IPv4, too, and those with all their rules

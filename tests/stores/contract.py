@@ -1,4 +1,5 @@
-"""Tests what every store must do. A store's test module subclasses `StoreContract` and defines `open`.
+"""Tests what every store must do. A store's test module subclasses `StoreContract` and defines
+`open`.
 
 Every test has its own namespace, because the engines are shared.
 """
@@ -26,7 +27,8 @@ async def listed(store: Store, prefix: str) -> dict[str, Entry]:
 
 
 async def swept(store: Store, space: str, later: float = 0) -> int:
-    """Return how many records of `space`, kept for a minute, a sweep `later` seconds from now deletes."""
+    """Return how many records of `space`, kept for a minute, a sweep `later` seconds from now
+    deletes."""
     kept = {space: 60.0}
     return await sweep(store, kept.get, clock=lambda: time.time() + later)
 
@@ -87,7 +89,9 @@ class StoreContract:
         assert await store.put(keys[1], b"2") is True
         await store.delete()
 
-    async def test_a_damaged_record_is_discarded_only_as_it_was_read(self, store: Store, space: str) -> None:
+    async def test_a_damaged_record_is_discarded_only_as_it_was_read(
+        self, store: Store, space: str
+    ) -> None:
         key = f"{space}/round/a"
         await store.discard(key, b"damaged")
         await store.put(key, b"damaged\x00")
@@ -101,7 +105,8 @@ class StoreContract:
         assert list(await listed(store, space)) == [key], "nothing is left beside it"
 
     async def test_repairs_at_once_leave_a_good_record(self, store: Store, space: str) -> None:
-        """Each reads, discards and puts; whatever their order, the last of them leaves a good one."""
+        """Each reads, discards and puts; whatever their order, the last of them leaves a good
+        one."""
         key = f"{space}/round/a"
         await store.put(key, b"damaged")
 
@@ -121,7 +126,9 @@ class StoreContract:
         await store.put(f"{space}x/original/a", b"a neighbour whose name begins alike")
 
         async def below(prefix: str) -> set[str]:
-            return {key.removeprefix(f"{space}/") for key in await listed(store, f"{space}{prefix}")}
+            return {
+                key.removeprefix(f"{space}/") for key in await listed(store, f"{space}{prefix}")
+            }
 
         assert await below("/") == set(names)
         assert await below("/original/") == {"original/a", "original/ab", "original/b.txt"}
@@ -149,7 +156,9 @@ class StoreContract:
             assert (await anext(entries)).key in keys
         assert await store.get(keys[0]) == b"1"
 
-    async def test_sweep_by_age(self, store: Store, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_sweep_by_age(
+        self, store: Store, space: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in "abc":
             await store.put(f"{space}/original/{name}", b"1")
         await store.put(f"{space}x/original/a", b"1")
@@ -163,7 +172,9 @@ class StoreContract:
             await store.put(key, key.encode())
         before = {key: entry.modified for key, entry in (await listed(store, space)).items()}
         await store.renew(keys, 3_600)
-        assert {key: entry.modified for key, entry in (await listed(store, space)).items()} == pytest.approx(before)
+        assert {
+            key: entry.modified for key, entry in (await listed(store, space)).items()
+        } == pytest.approx(before)
         renewed = False
         async with asyncio.timeout(PATIENCE):  # engines tell whole seconds
             while not renewed:
@@ -180,7 +191,9 @@ class StoreContract:
         assert await store.get(key) == b"1"
         assert set(await listed(store, f"{space}/")) == {key}
 
-    async def test_two_processes_worth_of_stores_share_records(self, store: Store, space: str) -> None:
+    async def test_two_processes_worth_of_stores_share_records(
+        self, store: Store, space: str
+    ) -> None:
         other = await self.open()
         try:
             assert await store.put(f"{space}/summary/k", b"mine")

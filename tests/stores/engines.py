@@ -1,4 +1,5 @@
-"""Real engines for the tests, on free loopback ports, with their data in a folder that is deleted at the end."""
+"""Real engines for the tests, on free loopback ports, with their data in a folder that is deleted
+at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def free_ports(count: int) -> list[int]:
 class Process:
     """A server that can be stopped, and started again with its data on disk."""
 
-    def __init__(self, command: Sequence[str], folder: Path, port: int, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], folder: Path, port: int, env: dict[str, str] | None = None
+    ) -> None:
         self._command = command
         self._folder = folder
         self._env = {**os.environ, **(env or {})}
@@ -39,7 +42,12 @@ class Process:
     def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=self._folder, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._command,
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         wait_until(lambda: listens(self.port) or self._process.poll() is not None)
         if self._process.poll() is not None:
@@ -56,13 +64,15 @@ class Process:
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[Process]:
-    """Run `redis-server` with an append-only file. Skips the test if it, or its client, is not installed."""
+    """Run `redis-server` with an append-only file. Skips the test if it, or its client, is not
+    installed."""
     pytest.importorskip("redis", reason="the extra redis is not installed")
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian package redis-server)")
     [port] = free_ports(1)
-    # By default Redis may confirm before it writes, while the disk is busy: a kill would lose what was confirmed.
+    # By default Redis may confirm before it writes, while the disk is busy: a kill would lose what
+    # was confirmed.
     files = ("--dir", str(folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no")
     settings = ("--bind", "127.0.0.1", "--port", str(port), *files)
     process = Process([program, *settings, *options], folder, port)
@@ -87,7 +97,8 @@ _PARTS = ("master", "volume", "filer", "s3", "admin")
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Process]:
-    """Run SeaweedFS' S3 server with one bucket. Skips the test if it, or its client, is not installed."""
+    """Run SeaweedFS' S3 server with one bucket. Skips the test if it, or its client, is not
+    installed."""
     pytest.importorskip("obstore", reason="the extra objects is not installed")
     program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
@@ -105,7 +116,8 @@ def s3_server(folder: Path) -> Iterator[Process]:
 
 
 def s3_url(port: int, prefix: str = "proxy/records") -> str:
-    """Return the URL of a store in the bucket. Its credentials are `S3_KEYS`, for the environment."""
+    """Return the URL of a store in the bucket. Its credentials are `S3_KEYS`, for the
+    environment."""
     return f"s3://{BUCKET}/{prefix}?region=us-east-1&endpoint=http://127.0.0.1:{port}"
 
 

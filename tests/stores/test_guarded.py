@@ -127,7 +127,11 @@ def warned() -> list[tuple[str, str]]:
 @pytest.fixture
 def guarded(store: Scripted, clock: Clock, warned: list[tuple[str, str]]) -> Guarded:
     return Guarded(
-        store, warn=lambda *what: warned.append(what), budget_seconds=BUDGET, refresh_seconds=60, clock=clock
+        store,
+        warn=lambda *what: warned.append(what),
+        budget_seconds=BUDGET,
+        refresh_seconds=60,
+        clock=clock,
     )
 
 
@@ -139,7 +143,9 @@ def visit(guarded: Guarded) -> Visit:
 # What is asked.
 
 
-async def test_only_what_is_not_known_is_asked_for(guarded: Guarded, visit: Visit, store: Scripted) -> None:
+async def test_only_what_is_not_known_is_asked_for(
+    guarded: Guarded, visit: Visit, store: Scripted
+) -> None:
     store.records |= {KEY: b"1", OTHER: b"2"}
     assert await got(guarded.visit(), KEY) == b"1"
     assert list(await visit.get_many([OTHER, KEY, "a/b/none", OTHER])) == [b"2", b"1", None, b"2"]
@@ -149,7 +155,9 @@ async def test_only_what_is_not_known_is_asked_for(guarded: Guarded, visit: Visi
 
 
 @pytest.mark.parametrize(
-    ("trouble", "final", "asked"), [(None, False, 2), (None, True, 1), ("away", True, 2)], ids=["", "final", "failure"]
+    ("trouble", "final", "asked"),
+    [(None, False, 2), (None, True, 1), ("away", True, 2)],
+    ids=["", "final", "failure"],
 )
 async def test_only_absence_that_is_final_is_remembered(
     guarded: Guarded, store: Scripted, trouble: str | None, final: bool, asked: int
@@ -171,7 +179,9 @@ async def test_who_must_be_sure_asks_again(guarded: Guarded, store: Scripted) ->
     assert guarded.memory.size[0] == 0, "originals do not fill the memory"
 
 
-async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guarded: Guarded, store: Scripted) -> None:
+async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(
+    guarded: Guarded, store: Scripted
+) -> None:
     await got(guarded.visit(), KEY, final=True)
     store.records[KEY] = b"1"
     assert await guarded.visit().read([KEY, OTHER]) == [b"1", None]
@@ -199,7 +209,9 @@ async def test_a_put_is_made_once_until_the_record_needs_refreshing(
     assert store.asked == [f"put {KEY}"] * 2
 
 
-async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripted, clock: Clock) -> None:
+async def test_a_record_is_refreshed_before_its_retention_is_over(
+    store: Scripted, clock: Clock
+) -> None:
     guarded = Guarded(store, warn=lambda *_: None, retention={"acme-1": 9.0}.get, clock=clock)
     for seconds in (0, 2.9, 0.1):
         clock.move(seconds)
@@ -207,7 +219,9 @@ async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripte
     assert store.asked == [f"put {KEY}"] * 2
 
 
-async def test_what_is_in_use_is_renewed_once_while_this_process_remembers_it(store: Scripted, clock: Clock) -> None:
+async def test_what_is_in_use_is_renewed_once_while_this_process_remembers_it(
+    store: Scripted, clock: Clock
+) -> None:
     kept = {"acme-1": 9.0}
     guarded = Guarded(store, warn=lambda *_: None, retention=kept.get, clock=clock)
     for seconds in (0, 2.9, 0.1):
@@ -245,7 +259,10 @@ async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
     guarded: Guarded, store: Scripted, clock: Clock
 ) -> None:
     store.hangs = True
-    visit, patient = guarded.visit(), asyncio.create_task(got(guarded.visit(2 * BUDGET), "a-1/rounds/own"))
+    visit, patient = (
+        guarded.visit(),
+        asyncio.create_task(got(guarded.visit(2 * BUDGET), "a-1/rounds/own")),
+    )
     asked = asyncio.gather(got(visit, KEY), visit.put(OTHER, b"1", keep=False))
     await turns()
     clock.move(BUDGET)
@@ -257,7 +274,9 @@ async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(
     assert await in_time(patient, clock) is None
 
 
-async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+async def test_the_breaker_leaves_a_failing_store_alone(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
     store.records[OTHER] = b"known"
     await got(guarded.visit(), OTHER)
     store.trouble = "away"
@@ -276,14 +295,19 @@ async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store:
     assert guarded.state == "closed"
 
 
-async def test_a_store_that_is_slow_to_write_is_still_read(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+async def test_a_store_that_is_slow_to_write_is_still_read(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
     """Each request reads before it writes. What was read in time says nothing about writing."""
     for number in range(FAILURES):
         visit = guarded.visit()
         store.hangs = False
         await got(visit, f"acme-1/round/{number}")
         store.hangs = True
-        assert await in_time(visit.put(f"acme-1/round/{number}", b"1", keep=False), clock) is Put.FAILED
+        assert (
+            await in_time(visit.put(f"acme-1/round/{number}", b"1", keep=False), clock)
+            is Put.FAILED
+        )
     assert guarded.writing.state == "open"
     visit = guarded.visit()
     assert await visit.put(KEY, b"1", keep=False) is Put.FAILED
@@ -297,7 +321,8 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
     hangs: bool, state: str, clock: Clock
 ) -> None:
     class Busy(Scripted):
-        """Does one operation at a time, and hangs, or takes a twentieth of the seconds that a request has."""
+        """Does one operation at a time, and hangs, or takes a twentieth of the seconds that a
+        request has."""
 
         turns = Places(1)
 
@@ -310,9 +335,12 @@ async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(
             return True
 
     warned = list[str]()
-    guarded = Guarded(Busy(), warn=lambda _, text: warned.append(text), budget_seconds=BUDGET, clock=clock)
+    guarded = Guarded(
+        Busy(), warn=lambda _, text: warned.append(text), budget_seconds=BUDGET, clock=clock
+    )
     many = [
-        asyncio.create_task(guarded.visit().put(f"a-1/originals/{number}", b"1", keep=False)) for number in range(100)
+        asyncio.create_task(guarded.visit().put(f"a-1/originals/{number}", b"1", keep=False))
+        for number in range(100)
     ]
     await turns()
     asked = asyncio.create_task(guarded.visit().put("b-1/originals/k", b"1", keep=False))
@@ -336,7 +364,9 @@ async def test_a_cancelled_request_is_no_fault(
     assert warned == []
 
 
-async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+async def test_the_health_check_asks_the_store_itself(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
     assert await guarded.check(1) is None
     store.trouble = "away"
     for _ in range(FAILURES):
@@ -349,7 +379,9 @@ async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: S
     assert guarded.state == "closed"
 
 
-async def test_the_health_check_writes_and_leaves_nothing(guarded: Guarded, store: Scripted) -> None:
+async def test_the_health_check_writes_and_leaves_nothing(
+    guarded: Guarded, store: Scripted
+) -> None:
     assert await guarded.check(1) is None
     _, put, delete = store.asked
     assert put.split()[1] == delete.split()[1] and put.startswith("put health/probe/")
@@ -365,7 +397,9 @@ async def test_the_health_check_writes_and_leaves_nothing(guarded: Guarded, stor
     assert (guarded.reading.state, guarded.writing.state) == ("closed", "open")
 
 
-async def test_room_is_asked_for_where_there_is_none(store: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_room_is_asked_for_where_there_is_none(
+    store: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     guarded = Guarded(store, warn=lambda *what: None, full=lambda: asked.append("room"))
     fault = StoreFault("slow")
@@ -406,13 +440,18 @@ async def test_a_damaged_record_is_absent_counted_deleted_and_can_be_put_again(
     store.records |= {KEY: b"SECRET", OTHER: b"good"}
     assert await visit.put(KEY, b"good") is Put.EXISTED
     assert list(await visit.get_many([KEY, OTHER], intact=is_good)) == [None, b"good"]
-    assert (counted, warned) == (["round"], [("store damaged", f"store: a damaged record counts as absent: {KEY}")])
+    assert (counted, warned) == (
+        ["round"],
+        [("store damaged", f"store: a damaged record counts as absent: {KEY}")],
+    )
     assert store.asked[-1] == f"discard {KEY}" and KEY not in store.records
     assert await visit.put(KEY, b"good") is Put.WRITTEN
     assert list(await visit.get_many([KEY], intact=is_good)) == [b"good"]
 
 
-async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(store: Scripted, guarded: Guarded) -> None:
+async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(
+    store: Scripted, guarded: Guarded
+) -> None:
     store.records[KEY] = b"damaged"
 
     def intact(key: str, value: bytes) -> bool:
@@ -427,7 +466,8 @@ async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(store:
 async def test_a_good_record_that_took_a_damaged_ones_place_stays(
     store: Scripted, guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between our look at the damaged one and our deletion, another process deletes it and puts a good one."""
+    """Between our look at the damaged one and our deletion, another process deletes it and puts a
+    good one."""
     store.records[KEY] = b"damaged"
     discard = store.discard
 
@@ -439,13 +479,17 @@ async def test_a_good_record_that_took_a_damaged_ones_place_stays(
     visit = guarded.visit()
     assert list(await visit.get_many([KEY], final=True, intact=is_good)) == [None], "as it was read"
     assert store.records == {KEY: b"good"}
-    assert list(await visit.get_many([KEY], final=True, intact=is_good)) == [b"good"], "its absence is not remembered"
+    assert list(await visit.get_many([KEY], final=True, intact=is_good)) == [b"good"], (
+        "its absence is not remembered"
+    )
     store.records[KEY] = b"damaged"
     assert await visit.put_intact(KEY, b"good", is_good)
     assert store.records == {KEY: b"good"}
 
 
-async def test_a_record_that_is_owed_outlives_a_damaged_one(store: Scripted, guarded: Guarded) -> None:
+async def test_a_record_that_is_owed_outlives_a_damaged_one(
+    store: Scripted, guarded: Guarded
+) -> None:
     store.records[KEY] = b"damaged"
     store.trouble = "full"
     owing = guarded.visit()
@@ -482,7 +526,11 @@ def opened(clock: Clock) -> Breaker:
 
 def test_it_opens_after_so_many_failures_in_a_row() -> None:
     breaker = Breaker(Clock())
-    for outcome in [*[breaker.failed] * (FAILURES - 1), breaker.succeeded, *[breaker.failed] * (FAILURES - 1)]:
+    for outcome in [
+        *[breaker.failed] * (FAILURES - 1),
+        breaker.succeeded,
+        *[breaker.failed] * (FAILURES - 1),
+    ]:
         assert breaker.admit()
         outcome()
         assert breaker.state == "closed"
@@ -520,22 +568,30 @@ def test_a_probe_that_is_never_heard_of_again_is_followed_by_another() -> None:
 # What could not be written.
 
 
-async def test_what_could_not_be_written_is_read_and_put_again(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+async def test_what_could_not_be_written_is_read_and_put_again(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
     store.trouble = "away"
     for number in range(FAILURES + 2):
         assert await guarded.visit().put(f"a-1/rounds/{number}", b"%d" % number) is Put.WRITTEN
     assert guarded.state == "open"
-    assert await guarded.visit().put("a-1/rounds/0", b"other") is Put.EXISTED, "it has one of this name"
+    assert await guarded.visit().put("a-1/rounds/0", b"other") is Put.EXISTED, (
+        "it has one of this name"
+    )
     assert await guarded.visit().put("a-1/originals/o", b"o", keep=False) is Put.FAILED
     assert await got(guarded.visit(), "a-1/rounds/0") == b"0"
     store.trouble = None
     await clock.let_pass(10 * PAUSE)
-    assert store.records == {f"a-1/rounds/{number}": b"%d" % number for number in range(FAILURES + 2)}
+    assert store.records == {
+        f"a-1/rounds/{number}": b"%d" % number for number in range(FAILURES + 2)
+    }
     assert guarded.state == "closed"
     assert await got(guarded.visit(), "a-1/rounds/0") == b"0"
 
 
-async def test_what_could_not_be_written_is_put_at_the_end(store: Scripted, warned: list[tuple[str, str]]) -> None:
+async def test_what_could_not_be_written_is_put_at_the_end(
+    store: Scripted, warned: list[tuple[str, str]]
+) -> None:
     guarded = Guarded(store, warn=lambda *what: warned.append(what))
     store.trouble = "away"
     assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
@@ -560,7 +616,9 @@ async def test_a_slow_store_gets_the_rest_of_the_drain_timeout_at_the_end(
         await guarded.visit().put(f"a-1/rounds/{number}", b"1")
     store.trouble, store.seconds = None, 0.06
     assert await guarded.close(grace) == (len(store.records) == 40) == (grace > 0)
-    assert (warned[-1][1] == f"store: {40 - len(store.records)} records were never written") == (not grace)
+    assert (warned[-1][1] == f"store: {40 - len(store.records)} records were never written") == (
+        not grace
+    )
 
 
 async def test_what_no_request_waits_for_gets_more_time(store: Scripted) -> None:
@@ -591,7 +649,10 @@ async def test_of_what_could_not_be_written_the_oldest_is_given_up(
 async def test_a_record_that_takes_half_of_the_room_is_owed_as_well(store: Scripted) -> None:
     guarded = Guarded(store, warn=lambda *_: None)
     store.trouble = "away"
-    assert await guarded.visit().put("a-1/rounds/0", bytes(guarded_module.UNWRITTEN_BYTES // 2)) is Put.WRITTEN
+    assert (
+        await guarded.visit().put("a-1/rounds/0", bytes(guarded_module.UNWRITTEN_BYTES // 2))
+        is Put.WRITTEN
+    )
     assert guarded.visit().was_put("a-1/rounds/0")
     await guarded.close()
 

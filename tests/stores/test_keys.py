@@ -12,12 +12,16 @@ NASTY = st.text(st.sampled_from("aZ9._-/\\\0\n ~%é\u2028:*"), max_size=12)
 PARTS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", fullmatch=True)
 
 
-@given(st.one_of(NASTY, st.text(max_size=20), st.lists(NASTY, min_size=3, max_size=3).map("/".join)))
+@given(
+    st.one_of(NASTY, st.text(max_size=20), st.lists(NASTY, min_size=3, max_size=3).map("/".join))
+)
 def test_a_key_never_leaves_its_folder(text: str) -> None:
     if is_key(text):
         assert checked(text) == text
         assert os.path.normpath(f"/store/{text}") == f"/store/{text}"
-        assert [part[0] != "." and 0 < len(part.encode()) <= 255 for part in text.split("/")] == [True] * 3
+        assert [part[0] != "." and 0 < len(part.encode()) <= 255 for part in text.split("/")] == [
+            True
+        ] * 3
     else:
         with pytest.raises(ValueError):
             checked(text)

@@ -84,7 +84,10 @@ asyncio.run(main())
 
 def start(program: str, root: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, str(root)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program, str(root)],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
 
 
@@ -147,7 +150,10 @@ def test_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
         Folder(tmp_path / "store").put(KEY, b"1")
     finally:
         os.umask(before)
-    modes = {path.relative_to(tmp_path): path.stat().st_mode & 0o777 for path in (tmp_path / "store").rglob("*")}
+    modes = {
+        path.relative_to(tmp_path): path.stat().st_mode & 0o777
+        for path in (tmp_path / "store").rglob("*")
+    }
     assert {oct(mode) for path, mode in modes.items() if (tmp_path / path).is_dir()} == {"0o700"}
     assert {oct(mode) for path, mode in modes.items() if (tmp_path / path).is_file()} == {"0o600"}
     assert (tmp_path / "store").stat().st_mode & 0o077 == 0
@@ -214,7 +220,13 @@ def test_puts_and_deletes_of_one_namespace_do_not_trip_each_other(tmp_path: Path
 async def test_what_else_lies_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     await store.put(KEY, b"1")
-    for path in ("README", "lost+found/x/y", "acme-1/note", "acme-1/original/.hidden", "acme-1/original/deeper/file"):
+    for path in (
+        "README",
+        "lost+found/x/y",
+        "acme-1/note",
+        "acme-1/original/.hidden",
+        "acme-1/original/deeper/file",
+    ):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("not ours")
     assert set(await listed(store, "")) == {KEY}
@@ -241,7 +253,9 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-async def test_what_is_no_file_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+async def test_what_is_no_file_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     damaged: list[str] = []
     store = open_store(str(tmp_path), damaged=damaged.append)
@@ -258,7 +272,9 @@ async def test_what_is_no_file_is_no_record(tmp_path: Path, monkeypatch: pytest.
     assert os.stat("/etc/hostname").st_mtime == before
 
 
-async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_we_may_not_read_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The superuser may read all, so the system's answer is made up."""
     damaged: list[str] = []
     store = open_store(str(tmp_path), damaged=damaged.append)
@@ -281,7 +297,8 @@ async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypa
         return lstat(path)
 
     monkeypatch.setattr(Path, "lstat", closed)
-    with pytest.raises(StoreFault):  # the folder may not be entered, so nothing is known of its records
+    # the folder may not be entered, so nothing is known of its records
+    with pytest.raises(StoreFault):
         await store.get_many([KEY])
     await store.close()
 
@@ -291,7 +308,12 @@ async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypa
 
 async def faults(store: Store, says: str) -> None:
     """Check that every operation raises StoreFault with this text, readable and without a path."""
-    for operation in (store.put(KEY, b"1"), store.get(KEY), store.get_many([KEY]), listed(store, "")):
+    for operation in (
+        store.put(KEY, b"1"),
+        store.get(KEY),
+        store.get_many([KEY]),
+        listed(store, ""),
+    ):
         with pytest.raises(StoreFault, match=says) as caught:
             await operation
         assert "/" not in caught.value.message
@@ -329,7 +351,9 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
 def disk(folder: Path, size: str) -> Iterator[None]:
     """Mount a disk of this size, if mounting is allowed."""
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True
+    )
     if made.returncode:
         pytest.skip("no permission to mount a small disk")
     try:
@@ -373,7 +397,9 @@ async def test_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
 # Any keys.
 
 PART = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}", fullmatch=True)
-KEYS = st.dictionaries(st.tuples(PART, PART, PART).map("/".join), st.binary(max_size=50), max_size=12)
+KEYS = st.dictionaries(
+    st.tuples(PART, PART, PART).map("/".join), st.binary(max_size=50), max_size=12
+)
 
 
 def sizes(folder: Folder, prefix: str) -> dict[str, int]:
@@ -408,7 +434,8 @@ async def test_a_link_to_itself_hides_no_namespace(tmp_path: Path) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is synced, as the name of the file or folder, and in between where a file gets its name."""
+    """What is synced, as the name of the file or folder, and in between where a file gets its
+    name."""
     steps: list[str] = []
     sync, link = os.fsync, os.link
 
@@ -426,7 +453,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return steps
 
 
-def test_a_file_is_durable_before_it_has_its_name_and_then_the_name_is(tmp_path: Path, steps: list[str]) -> None:
+def test_a_file_is_durable_before_it_has_its_name_and_then_the_name_is(
+    tmp_path: Path, steps: list[str]
+) -> None:
     """A name without its bytes would be a damaged record, and a reply may depend on either."""
     folder = Folder(tmp_path / "store")
     folder.put("acme-1/rounds/a", b"1")
@@ -444,9 +473,11 @@ def test_a_file_is_durable_before_it_has_its_name_and_then_the_name_is(tmp_path:
     assert steps == ["sync a new file", "link b", "sync rounds"]
 
 
-def test_what_nobody_waits_for_is_durable_once_somebody_does(tmp_path: Path, steps: list[str]) -> None:
-    """Thousands of originals of one tenant must not take the disk from what another one waits for. A compaction that
-    needs one of them waits for it, whoever wrote it."""
+def test_what_nobody_waits_for_is_durable_once_somebody_does(
+    tmp_path: Path, steps: list[str]
+) -> None:
+    """Thousands of originals of one tenant must not take the disk from what another one waits for.
+    A compaction that needs one of them waits for it, whoever wrote it."""
     folder = Folder(tmp_path)
     folder.put(KEY, b"1")
     steps.clear()

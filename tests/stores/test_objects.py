@@ -27,7 +27,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestContract(StoreContract):
-    racers = 4  # SeaweedFS lets those who race for one key try again a second later (its pull request 8801)
+    # SeaweedFS lets those who race for one key try again a second later (its pull request 8801)
+    racers = 4
 
     @pytest.fixture(autouse=True)
     def engine(self, s3_process: Process) -> None:
@@ -48,7 +49,9 @@ class TestContractOfAnEngineThatMindsDeletingNothing(StoreContract):
         return Store(Objects(self.memory))
 
 
-async def test_the_usual_variables_are_enough(s3_process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_usual_variables_are_enough(
+    s3_process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_process.port}")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     store = open_store(f"s3://{BUCKET}/by-variable")
@@ -58,7 +61,10 @@ async def test_the_usual_variables_are_enough(s3_process: Process, monkeypatch: 
 
 
 async def test_another_prefix_is_another_store(s3_process: Process) -> None:
-    one, other = open_store(s3_url(s3_process.port, "one")), open_store(s3_url(s3_process.port, "other"))
+    one, other = (
+        open_store(s3_url(s3_process.port, "one")),
+        open_store(s3_url(s3_process.port, "other")),
+    )
     assert await one.put("a-1/round/k", b"1")
     assert await other.get("a-1/round/k") is None
     assert await listed(other, "") == {}
@@ -76,7 +82,9 @@ async def test_wrong_credentials_are_a_fault_that_does_not_show_what_we_sent(
         with pytest.raises(StoreFault, match=r"403.*SignatureDoesNotMatch") as caught:
             await work
         shown = "".join(traceback.format_exception(caught.value))
-        assert not [word for word in ("hunter2", "secret-1", "test-key", "127.0.0.1") if word in shown], shown
+        assert not [
+            word for word in ("hunter2", "secret-1", "test-key", "127.0.0.1") if word in shown
+        ], shown
         assert "\n" not in caught.value.message
     await store.close()
 
@@ -102,7 +110,8 @@ async def test_no_such_bucket_is_a_fault_and_not_an_absence(s3_process: Process)
 
 
 async def answered(*replies: tuple[str, str]) -> tuple[asyncio.Server, Store]:
-    """Return a server that gives one reply after the other, and then the last one for ever, and a store in it."""
+    """Return a server that gives one reply after the other, and then the last one for ever, and a
+    store in it."""
     left = list(replies)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

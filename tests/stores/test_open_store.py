@@ -23,7 +23,9 @@ from proxy.stores import describe, expires_by_itself, open_store
         ("~/records", "records"),
     ],
 )
-async def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, made: str) -> None:
+async def test_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, made: str
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     store = open_store(form.format(tmp_path))
     await store.put("a-1/round/k", b"1")
@@ -39,7 +41,10 @@ async def test_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: s
         ("file://host/x", "three slashes"),
         ("file://", "three slashes"),
         ("redis://:secret@[::1", "IPv6 address in brackets"),
-        ("redis+sentinel://a,b/mymaster", "known for redis\\+sentinel://.* redis://, .*; of Redis, a single server"),
+        (
+            "redis+sentinel://a,b/mymaster",
+            "known for redis\\+sentinel://.* redis://, .*; of Redis, a single server",
+        ),
         ("rediss+cluster://a,b", "; of Redis, a single server"),
         ("s3://[b", "IPv6 address in brackets"),
         ("rediss://:secret@a\u2100b", "the store's URL: expected a host's name"),
@@ -54,7 +59,9 @@ def test_what_is_no_store(url: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("module", "url", "extra"), [("redis", "redis://h", "redis"), ("obstore", "s3://b", "objects")]
 )
-def test_a_missing_client_is_named_with_the_line_that_installs_it(module: str, url: str, extra: str) -> None:
+def test_a_missing_client_is_named_with_the_line_that_installs_it(
+    module: str, url: str, extra: str
+) -> None:
     program = f"import sys; sys.modules[{module!r}] = None; from proxy.stores import open_store; open_store({url!r})"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stderr.strip().endswith(f"pip install '.[{extra}]'")
@@ -62,7 +69,9 @@ def test_a_missing_client_is_named_with_the_line_that_installs_it(module: str, u
 
 def test_clients_are_imported_only_when_they_are_used(tmp_path: Path) -> None:
     program = f"import sys; from proxy.stores import open_store; open_store({str(tmp_path)!r}); print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert not {"redis", "obstore"} & set(run.stdout.split())
 
 

@@ -37,7 +37,8 @@ class TestContract(StoreContract):
 
 
 async def test_records_expire_after_their_namespaces_retention(redis_process: Process) -> None:
-    """What is put again has its whole time to live again, and age is told from what is left of it."""
+    """What is put again has its whole time to live again, and age is told from what is left of
+    it."""
     kept = {"short-1": 60.0, "long-1": 3600.0}
     store = open_store(url(redis_process), kept.get)
 
@@ -92,8 +93,11 @@ async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
 SECRET = "my-password-is-hunter2"
 
 
-async def refused(work: Coroutine[Any, Any, object], *words: str, kind: type[StoreFault] = StoreFault) -> None:
-    """Check that a StoreFault of this kind with these words is raised, and shows nothing that we sent."""
+async def refused(
+    work: Coroutine[Any, Any, object], *words: str, kind: type[StoreFault] = StoreFault
+) -> None:
+    """Check that a StoreFault of this kind with these words is raised, and shows nothing that we
+    sent."""
     with pytest.raises(StoreFault) as caught:
         await work
     shown = "".join(traceback.format_exception(caught.value))
@@ -106,7 +110,9 @@ async def test_faults_do_not_show_what_we_sent(tmp_path: Path) -> None:
     rules = "--user reader on >pw ~offload:* +get +mget --maxmemory 1 --maxmemory-policy noeviction"
     with redis_server(tmp_path, *rules.split()) as process:
         store = open_store(url(process))
-        await refused(store.put("secret-1/originals/a", SECRET.encode()), "OutOfMemoryError", kind=StoreFull)
+        await refused(
+            store.put("secret-1/originals/a", SECRET.encode()), "OutOfMemoryError", kind=StoreFull
+        )
         await store.close()
         reader = open_store(f"redis://reader:pw@127.0.0.1:{process.port}/0")
         await refused(reader.put("secret-1/originals/a", SECRET.encode()), "NoPermissionError")
@@ -118,7 +124,9 @@ async def test_faults_do_not_show_what_we_sent(tmp_path: Path) -> None:
         await unknown.close()
         process.stop()
         gone = open_store(url(process))
-        await refused(gone.put("secret-1/originals/a", SECRET.encode()), "ConnectionError", "refused")
+        await refused(
+            gone.put("secret-1/originals/a", SECRET.encode()), "ConnectionError", "refused"
+        )
         await gone.close()
 
 
@@ -128,7 +136,11 @@ async def test_keys_of_a_wrong_type_are_absent_and_hide_no_others(redis_process:
     async with Redis(port=redis_process.port) as client:
         await client.rpush("offload:{wrong-1}/files/b", "one")
     assert set(await listed(store, "wrong-1/")) == {"wrong-1/files/a"}
-    assert list(await store.get_many([f"wrong-1/files/{name}" for name in "abc"])) == [b"1", None, None]
+    assert list(await store.get_many([f"wrong-1/files/{name}" for name in "abc"])) == [
+        b"1",
+        None,
+        None,
+    ]
     await store.close()
 
 
@@ -206,10 +218,18 @@ ODD = {
 
 
 async def _odd(reply: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Speak Redis' protocol until the connection is set up, and then answer every command with `reply`."""
+    """Speak Redis' protocol until the connection is set up, and then answer every command with
+    `reply`."""
     while (head := await reader.readline()).startswith(b"*"):
-        words = [(await reader.readline(), await reader.readline())[1].strip() for _ in range(int(head[1:]))]
-        greeting = {b"HELLO": b"%1\r\n+proto\r\n:3\r\n", b"CLIENT": b"+OK\r\n", b"SELECT": b"+OK\r\n"}
+        words = [
+            (await reader.readline(), await reader.readline())[1].strip()
+            for _ in range(int(head[1:]))
+        ]
+        greeting = {
+            b"HELLO": b"%1\r\n+proto\r\n:3\r\n",
+            b"CLIENT": b"+OK\r\n",
+            b"SELECT": b"+OK\r\n",
+        }
         writer.write(greeting.get(words[0], reply))
         if words[0] not in greeting:
             break
@@ -217,7 +237,9 @@ async def _odd(reply: bytes, reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 async def meets(reply: bytes, says: str) -> None:
-    async with await asyncio.start_server(lambda *streams: _odd(reply, *streams), "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(
+        lambda *streams: _odd(reply, *streams), "127.0.0.1", 0
+    ) as server:
         store = open_store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
         for work in (store.get_many(["a-1/rounds/k", "a-1/rounds/l"]), listed(store, "a-1/")):
             with pytest.raises(StoreFault, match=says):
@@ -231,4 +253,6 @@ async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
 
 
 async def test_a_cluster_is_not_taken_for_a_single_server() -> None:
-    await meets(b"-MOVED 3999 127.0.0.1:6381\r\n", "this is a Redis Cluster, and a single server is needed")
+    await meets(
+        b"-MOVED 3999 127.0.0.1:6381\r\n", "this is a Redis Cluster, and a single server is needed"
+    )

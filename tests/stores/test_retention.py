@@ -47,7 +47,9 @@ async def test_it_goes_on_after_a_fault_and_until_it_is_cancelled(tmp_path: Path
     (tmp_path / "store").write_text("a file where the folder should be")
     store = open_store(str(tmp_path / "store"))
     kept, swept = {"a-1": DAY}, lambda *_: None
-    sweeping = sweep_always(store, kept.get, warn=lambda *what: warned.append(what), swept=swept, seconds=0.02)
+    sweeping = sweep_always(
+        store, kept.get, warn=lambda *what: warned.append(what), swept=swept, seconds=0.02
+    )
     task = asyncio.create_task(sweeping)
     await until(lambda: warned)
     assert warned[0] == ("store sweep", "store: sweep: the store's folder failed: Not a directory")
@@ -74,7 +76,8 @@ async def test_two_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All records are read while those that have expired are being deleted, however long that takes."""
+    """All records are read while those that have expired are being deleted, however long that
+    takes."""
     for number in range(250):
         put(tmp_path, f"a-1/original/{number}", 2 * DAY)
     put(tmp_path, "b-1/original/new", 0)
@@ -88,7 +91,9 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Folder, "delete", slow)
     swept: list[tuple[int, float]] = []
     store = open_store(str(tmp_path))
-    sweeping = asyncio.create_task(sweep(store, lambda namespace: DAY, lambda *what: swept.append(what)))
+    sweeping = asyncio.create_task(
+        sweep(store, lambda namespace: DAY, lambda *what: swept.append(what))
+    )
     await asyncio.to_thread(begun.wait, PATIENCE)
     for _ in range(20):
         assert await soon(store.get("b-1/original/new")) == b"1"
@@ -96,6 +101,11 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
     let_go.set()
     assert await sweeping == 250
     assert [count for count, _ in swept] == [100, 100, 50, 0]
-    assert [overdue == pytest.approx(DAY, rel=0.01) for _, overdue in swept] == [True, True, True, False]
+    assert [overdue == pytest.approx(DAY, rel=0.01) for _, overdue in swept] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert swept[-1] == (0, 0.0), "nothing is left"
     await store.close()

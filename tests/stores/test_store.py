@@ -85,7 +85,9 @@ async def test_more_keys_than_may_wait_are_deleted_all_the_same(
 async def test_a_tenant_leaves_a_place_to_others_and_what_waits_in_vain_never_begins(
     engine: Engine, store: Store
 ) -> None:
-    flood = [asyncio.create_task(store.get(f"flood-{number:016x}/rounds/k")) for number in range(20)]
+    flood = [
+        asyncio.create_task(store.get(f"flood-{number:016x}/rounds/k")) for number in range(20)
+    ]
     await until(lambda: len(engine.begun) == 3)
     other = asyncio.create_task(store.get("other-1/rounds/k"))
     await until(lambda: len(engine.begun) == 4)
@@ -108,7 +110,9 @@ async def test_slow_writes_keep_no_read_waiting(engine: Engine, store: Store) ->
     await asyncio.gather(*writes)
 
 
-async def test_of_one_caller_only_so_much_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_one_caller_only_so_much_waits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stores, "WAITING", 5)
     store = Store(engine)
     waiting = [asyncio.create_task(store.get("a-1/rounds/k")) for _ in range(8)]
@@ -140,7 +144,11 @@ async def test_a_record_is_durable_unless_it_need_not_be(engine: Engine, store: 
 async def test_a_fault_says_nothing_of_what_we_sent(engine: Engine, store: Store) -> None:
     engine.go_on.set()
     engine.trouble = OSError("my secret")
-    for work in (store.put("a-1/rounds/k", b"1"), store.get_many(["a-1/rounds/k"]), store.delete("a-1/rounds/k")):
+    for work in (
+        store.put("a-1/rounds/k", b"1"),
+        store.get_many(["a-1/rounds/k"]),
+        store.delete("a-1/rounds/k"),
+    ):
         with pytest.raises(StoreFault, match="the engine failed: OSError") as caught:
             await work
         assert "secret" not in "".join(traceback.format_exception(caught.value))
@@ -149,7 +157,9 @@ async def test_a_fault_says_nothing_of_what_we_sent(engine: Engine, store: Store
         await store.get("a-1/rounds/k")
 
 
-@pytest.mark.parametrize(("trouble", "kind"), [(BlockingIOError(), StoreFull), (OSError(), StoreFault)])
+@pytest.mark.parametrize(
+    ("trouble", "kind"), [(BlockingIOError(), StoreFull), (OSError(), StoreFault)]
+)
 async def test_an_engine_without_room_is_told_from_one_that_fails(
     engine: Engine, store: Store, trouble: Exception, kind: type[StoreFault]
 ) -> None:
@@ -162,14 +172,23 @@ async def test_an_engine_without_room_is_told_from_one_that_fails(
 
 async def test_what_is_no_key_is_refused(store: Store) -> None:
     for key in ("", "a/b", "../b/c", "a/b/é"):
-        for work in (store.put(key, b"1"), store.get(key), store.get_many([key]), store.delete(key)):
+        for work in (
+            store.put(key, b"1"),
+            store.get(key),
+            store.get_many([key]),
+            store.delete(key),
+        ):
             with pytest.raises(ValueError):
                 await work
 
 
-async def test_calls_that_hang_are_faults_in_time_and_the_end_names_them(engine: Engine, clock: Clock) -> None:
+async def test_calls_that_hang_are_faults_in_time_and_the_end_names_them(
+    engine: Engine, clock: Clock
+) -> None:
     warned: list[str] = []
-    guarded = Guarded(Store(engine), warn=lambda _, text: warned.append(text), budget_seconds=10, clock=clock)
+    guarded = Guarded(
+        Store(engine), warn=lambda _, text: warned.append(text), budget_seconds=10, clock=clock
+    )
     for number in range(40):
         asked = asyncio.create_task(guarded.visit().get_many([f"a-1/rounds/{number}"]))
         await turns()

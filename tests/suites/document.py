@@ -1,7 +1,7 @@
 """Prints an OpenAPI document of an SDK: python document.py openai /v1 > openapi.json
 
-The SDK's resources name method, path and type of every reply. A mock server that follows this document gives replies
-that the SDK's tests accept. Run it with the Python that has the SDK.
+The SDK's resources name method, path and type of every reply. A mock server that follows this
+document gives replies that the SDK's tests accept. Run it with the Python that has the SDK.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def _calls(module: ModuleType) -> Iterator[ast.Call]:
 
 def _method(call: ast.Call) -> str:
     given = [
-        word.value.value for word in call.keywords if word.arg == "method" and isinstance(word.value, ast.Constant)
+        word.value.value
+        for word in call.keywords
+        if word.arg == "method" and isinstance(word.value, ast.Constant)
     ]
     return str(given[0]) if given else METHODS[cast("ast.Attribute", call.func).attr]
 
@@ -82,7 +84,9 @@ def _reply(module: ModuleType, call: ast.Call) -> Any:
         return None
 
 
-def _describe(operation: dict[str, Any], path: str, reply: Any, call: ast.Call, schemas: dict[str, Any]) -> None:
+def _describe(
+    operation: dict[str, Any], path: str, reply: Any, call: ast.Call, schemas: dict[str, Any]
+) -> None:
     content: dict[str, Any] = {}
     if isinstance(reply, type) and "Binary" in reply.__name__:
         content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
@@ -94,13 +98,19 @@ def _describe(operation: dict[str, Any], path: str, reply: Any, call: ast.Call, 
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in {part.split("}")[0] for part in path.split("{")[1:]}
     ]
-    operation["responses"] = {"200": {"description": "the reply", **({"content": content} if content else {})}}
+    operation["responses"] = {
+        "200": {"description": "the reply", **({"content": content} if content else {})}
+    }
 
 
 def _schema(reply: Any, schemas: dict[str, Any]) -> dict[str, Any]:
     reply_number = len(schemas)  # classes of several modules share a name
-    made = TypeAdapter(reply).json_schema(ref_template=f"#/components/schemas/{reply_number}.{{model}}")
-    schemas.update({f"{reply_number}.{name}": schema for name, schema in made.pop("$defs", {}).items()})
+    made = TypeAdapter(reply).json_schema(
+        ref_template=f"#/components/schemas/{reply_number}.{{model}}"
+    )
+    schemas.update(
+        {f"{reply_number}.{name}": schema for name, schema in made.pop("$defs", {}).items()}
+    )
     return made
 
 

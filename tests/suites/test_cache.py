@@ -1,7 +1,8 @@
-"""The tests of HTTP caches (the package `http-cache-tests`), unmodified: what a cache or a client is told by a server
-arrives through the proxy as it does without.
+"""The tests of HTTP caches (the package `http-cache-tests`), unmodified: what a cache or a client
+is told by a server arrives through the proxy as it does without.
 
-The proxy caches nothing, so most of these tests end as they do without a cache. What matters is that they end alike.
+The proxy caches nothing, so most of these tests end as they do without a cache. What matters is
+that they end alike.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ TESTS = Path(__file__).parent / "cache/node_modules/http-cache-tests"
 LEAST = 320
 """The tests that are compared, of 350."""
 BROKEN = "FetchError"
-"""How a test ends in which the server breaks off or sends no HTTP. The proxy answers 502 instead."""
+"""How a test ends in which the server breaks off or sends no HTTP. The proxy answers 502
+instead."""
 
 pytestmark = pytest.mark.clients
 
 
 def environment(**settings: str) -> dict[str, str]:
-    return {**os.environ, "npm_package_config_id": "", **{f"npm_config_{key}": one for key, one in settings.items()}}
+    return {
+        **os.environ,
+        "npm_package_config_id": "",
+        **{f"npm_config_{key}": one for key, one in settings.items()},
+    }
 
 
 @pytest.fixture
@@ -38,7 +44,9 @@ def server(tmp_path: Path) -> Iterator[str]:
         pytest.skip("http-cache-tests is not installed: make test-suites (needs npm)")
     port = free_port()
     told = environment(protocol="http", port=str(port), pidfile=str(tmp_path / "pid"))
-    process = subprocess.Popen(["node", "server/server.mjs"], cwd=TESTS, env=told, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["node", "server/server.mjs"], cwd=TESTS, env=told, stdout=subprocess.DEVNULL
+    )
     try:
         wait_until(lambda: answers(f"http://127.0.0.1:{port}/"))
         yield f"http://127.0.0.1:{port}"
@@ -50,7 +58,11 @@ def server(tmp_path: Path) -> Iterator[str]:
 def outcomes(url: str) -> dict[str, Any]:
     """Test → true, or what it found."""
     ran = subprocess.run(
-        ["node", "--no-warnings", "cli.mjs"], cwd=TESTS, env=environment(base=url), capture_output=True, check=True
+        ["node", "--no-warnings", "cli.mjs"],
+        cwd=TESTS,
+        env=environment(base=url),
+        capture_output=True,
+        check=True,
     )
     found: dict[str, Any] = json.loads(ran.stdout)
     return found

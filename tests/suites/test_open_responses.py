@@ -1,7 +1,8 @@
-"""What clients get is valid by the types of Open Responses (the package `openresponses-types`), whole and streamed:
-directly, and through the proxy with moved results and hidden rounds.
+"""What clients get is valid by the types of Open Responses (the package `openresponses-types`),
+whole and streamed: directly, and through the proxy with moved results and hidden rounds.
 
-The requests are those of its compliance tests: a text, a system prompt, a call, an image, and several turns.
+The requests are those of its compliance tests: a text, a system prompt, a call, an image, and
+several turns.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from tests.serving import PLAIN, Proxy
 
 __all__ = ["proxy", "up"]
 
-types = pytest.importorskip("openresponses_types.types", reason="openresponses-types is not installed: make servers")
+types = pytest.importorskip(
+    "openresponses_types.types", reason="openresponses-types is not installed: make servers"
+)
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed: make servers")
 
 Json = dict[str, Any]
 
-FUNCTION = {"name": "fetch", "description": "Fetches a log.", "parameters": {"type": "object"}, "strict": False}
+FUNCTION = {
+    "name": "fetch",
+    "description": "Fetches a log.",
+    "parameters": {"type": "object"},
+    "strict": False,
+}
 TOOL = {"type": "function", **FUNCTION}
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACw="
 STATED = {
@@ -60,7 +68,11 @@ def user(content: Any) -> Json:
 CALLED = {"type": "function_call", "call_id": "call_0", "name": "fetch", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "call_0", "output": BIG}
 IMAGE = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": PIXEL}]
-TURNS = [user("Hello."), {"type": "message", "role": "assistant", "content": "Hello!"}, user("And now?")]
+TURNS = [
+    user("Hello."),
+    {"type": "message", "role": "assistant", "content": "Hello!"},
+    user("And now?"),
+]
 LONG = [user("Read it."), CALLED, RESULT, *TURNS]
 GREP = [reasoning("I look."), say("Wait."), call("grep", {"pattern": "code is"})]
 
@@ -70,12 +82,18 @@ TEMPLATES: dict[str, tuple[Json, list[list[Json]]]] = {
         {"input": [{"type": "message", "role": "system", "content": "Be brief."}, user("Hi.")]},
         [[say("Hi.")]],
     ),
-    "call": ({"input": [user("Fetch it.")], "tools": [TOOL]}, [[reasoning("I must."), call("fetch", {"q": 1})]]),
+    "call": (
+        {"input": [user("Fetch it.")], "tools": [TOOL]},
+        [[reasoning("I must."), call("fetch", {"q": 1})]],
+    ),
     "image": ({"input": [user(IMAGE)]}, [[say("A pixel.")]]),
     "turns": ({"input": TURNS}, [[say("It is noon.")]]),
 }
 REWRITTEN: dict[str, tuple[Json, list[list[Json]]]] = {
-    "hidden round": ({"input": LONG, "tools": [TOOL]}, [GREP, [reasoning("So."), say("It is heliotrope-7291.")]]),
+    "hidden round": (
+        {"input": LONG, "tools": [TOOL]},
+        [GREP, [reasoning("So."), say("It is heliotrope-7291.")]],
+    ),
     "ours and theirs": ({"input": LONG, "tools": [TOOL]}, [[*GREP, call("fetch", {"q": 2})]]),
 }
 
@@ -88,7 +106,9 @@ def answered(url: str, body: Json, stream: bool) -> list[Json]:
     assert reply.status_code == 200, reply.text
     if not stream:
         return [{"type": "response.completed", "sequence_number": 0, "response": reply.json()}]
-    return [json.loads(event.data) for event in sse.EventDecoder().feed(reply.content) if event.data]
+    return [
+        json.loads(event.data) for event in sse.EventDecoder().feed(reply.content) if event.data
+    ]
 
 
 def faults(events: list[Json]) -> list[str]:
@@ -116,4 +136,6 @@ def test_replies_are_valid(up: StrictUpstream, proxy: Proxy, name: str, stream: 
         assert len(api.asked) == len(replies)
         assert api.refused == []
         if name in REWRITTEN:
-            assert "(detailed result is stored in /context_store/" in json.dumps(api.asked[0]["input"])
+            assert "(detailed result is stored in /context_store/" in json.dumps(
+                api.asked[0]["input"]
+            )

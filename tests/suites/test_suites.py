@@ -1,7 +1,8 @@
-"""The SDKs' own tests, unmodified, against a mock server: those that pass directly pass through the proxy.
+"""The SDKs' own tests, unmodified, against a mock server: those that pass directly pass through the
+proxy.
 
-The tests come from the SDKs' source packages. Steady, the mock server that the SDKs use themselves, follows a document
-of the SDK's own types (document.py).
+The tests come from the SDKs' source packages. Steady, the mock server that the SDKs use themselves,
+follows a document of the SDK's own types (document.py).
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ from tests.serving import spawned
 
 HERE = Path(__file__).parent
 STEADY = HERE / "steady/node_modules/.bin/steady"
-STYLES = [f"--validator-{kind}-{style}-format=brackets" for kind in ("query", "form") for style in ("array", "object")]
+STYLES = [
+    f"--validator-{kind}-{style}-format=brackets"
+    for kind in ("query", "form")
+    for style in ("array", "object")
+]
 
 pytestmark = pytest.mark.clients
 
 
 @dataclass(frozen=True)
 class Suite:
-    """One SDK: `prefix` is what its base URL ends in, `chats` the tests whose requests get our tools."""
+    """One SDK: `prefix` is what its base URL ends in, `chats` the tests whose requests get our
+    tools."""
 
     sdk: str
     prefix: str
@@ -96,33 +102,55 @@ def serving(command: list[str | Path], health: str) -> Iterator[None]:
 
 
 DISTINCT = "not loose and not raw_response and not path_params and not (Async and strict)"
-"""Left out: what sends the same and forgives more, what sends the same and reads it at once, what sends nothing, and of
-the asynchronous tests those with httpx, as only those with aiohttp send other bytes than the synchronous ones."""
+"""Left out: what sends the same and forgives more, what sends the same and reads it at once, what
+sends nothing, and of the asynchronous tests those with httpx, as only those with aiohttp send other
+bytes than the synchronous ones."""
 
 
 def outcomes(suite: Suite, tests: Path, url: str, *flags: str) -> Mapping[str, str]:
-    """Run some of the SDK's tests against a server. Returns "passed", "failed" or "skipped" for each."""
+    """Run some of the SDK's tests against a server. Returns "passed", "failed" or "skipped" for
+    each."""
     report = tests.parent / "report.xml"
     python = suite.environment / "bin/python"
-    command = [python, "-m", "pytest", "-qq", "-n2", "-oaddopts=", f"-k{DISTINCT}", f"--junitxml={report}", *flags]
-    home = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(tests.parent), "TEST_API_BASE_URL": url}
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-qq",
+        "-n2",
+        "-oaddopts=",
+        f"-k{DISTINCT}",
+        f"--junitxml={report}",
+        *flags,
+    ]
+    home = {
+        "PATH": f"{python.parent}:/usr/bin:/bin",
+        "HOME": str(tests.parent),
+        "TEST_API_BASE_URL": url,
+    }
     done = subprocess.run(command, cwd=tests, env=home, capture_output=True, text=True, timeout=800)
-    assert done.returncode in (0, 1, 5), done.stdout + done.stderr  # 1: some failed; 5: there was nothing to run
+    # 1: some failed; 5: there was nothing to run
+    assert done.returncode in (0, 1, 5), done.stdout + done.stderr
     cases = ElementTree.parse(report).iter("testcase")
     return {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in cases}
 
 
 def outcome(case: ElementTree.Element) -> str:
     ended = {child.tag for child in case}
-    return "failed" if ended & {"failure", "error"} else "skipped" if "skipped" in ended else "passed"
+    return (
+        "failed" if ended & {"failure", "error"} else "skipped" if "skipped" in ended else "passed"
+    )
 
 
 def passed(ended: Mapping[str, str]) -> list[str]:
     return [name for name, how in ended.items() if how == "passed"]
 
 
-def check(suite: Suite, tests: Path, mock: str, policy: dict[str, Any], least: int, paths: Sequence[str]) -> str:
-    """Run tests through the proxy, then directly those that failed, which must fail again. Returns the proxy's log."""
+def check(
+    suite: Suite, tests: Path, mock: str, policy: dict[str, Any], least: int, paths: Sequence[str]
+) -> str:
+    """Run tests through the proxy, then directly those that failed, which must fail again. Returns
+    the proxy's log."""
     where = [f"tests/api_resources/{path}" for path in paths]
     with spawned({"default": {"upstream": {"base_url": f"{mock}/v1"}, **policy}}) as proxy:
         through = outcomes(suite, tests, f"{proxy.root}{suite.prefix}", "--cache-clear", *where)
@@ -140,4 +168,6 @@ def test_the_sdks_tests_pass_through_the_proxy(suite: Suite, tests: Path, mock: 
 def test_they_pass_with_our_tools(suite: Suite, tests: Path, mock: str) -> None:
     log = check(suite, tests, mock, {"tools": {"inject": "always"}}, 10, suite.chats)
     lines = [json.loads(line) for line in log.splitlines() if '"tokens_before"' in line]
-    assert any(line["tokens_after"] > line["tokens_before"] for line in lines), "our tools were offered"
+    assert any(line["tokens_after"] > line["tokens_before"] for line in lines), (
+        "our tools were offered"
+    )

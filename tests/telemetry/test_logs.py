@@ -1,4 +1,5 @@
-"""What a line of the log says; who reads it, or does not; and that outcomes are recorded once, in order, and soon."""
+"""What a line of the log says; who reads it, or does not; and that outcomes are recorded once, in
+order, and soon."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> N
 
 
 @pytest.mark.parametrize("form", ["json", "full", "short"])
-def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io.StringIO, form: logs.Format) -> None:
+def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(
+    stream: io.StringIO, form: logs.Format
+) -> None:
     logs.configure(form, stream)
     forged = 'x\n2030-01-01 info proxy.request request status=200 "\u2028\x1b[2J\ud800'
     logs.requests([msgspec.structs.replace(OUTCOME, model=forged, path=f"/v1/{forged}")])
@@ -97,7 +100,9 @@ def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io
 
 def test_fields_that_clients_choose_are_cut_in_the_log(stream: io.StringIO) -> None:
     logs.configure("json", stream)
-    logs.requests([msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000)])
+    logs.requests(
+        [msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000)]
+    )
     [line] = lines(stream)
     assert len(line["model"]) == len(line["path"]) == logs.LONGEST
 
@@ -160,7 +165,9 @@ def test_warnings_of_a_kind_are_logged_once_a_minute(stream: io.StringIO) -> Non
     warn("store get", "failed again")
     now = 120.0
     warn("store get", "and again")
-    assert [(line["message"], line["kind"], line["more"], line["level"]) for line in lines(stream)] == [
+    assert [
+        (line["message"], line["kind"], line["more"], line["level"]) for line in lines(stream)
+    ] == [
         ("failed at 0.0", "store get", 0, "warning"),
         ("another kind", "store put", 0, "warning"),
         ("failed again", "store get", 2, "warning"),
@@ -234,8 +241,12 @@ def test_a_reader_that_is_gone_costs_lines_only(pipe: Pipe) -> None:
     pipe.read = os.open(os.devnull, os.O_RDONLY)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="this system has no device that is always full"
+)
+def test_what_a_full_disk_does_not_take_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(logs, "LAST", PATIENCE)
     full, log = os.open("/dev/full", os.O_WRONLY), tmp_path / "log"
     handler = Lines(full)
@@ -256,7 +267,9 @@ def test_what_a_full_disk_does_not_take_is_counted(tmp_path: Path, monkeypatch: 
     assert (gap["message"], gap["lines"], line["message"]) == (GAP, 5, "written")
 
 
-def test_the_end_waits_for_a_slow_reader_but_not_for_long(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_waits_for_a_slow_reader_but_not_for_long(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(200):
         pipe.log(f"{number} {'x' * 4096}")
     read = []

@@ -64,7 +64,11 @@ def samples(metrics: Metrics) -> Samples:
 
 def parsed(text: str) -> Samples:
     families = text_string_to_metric_families(text)
-    return {(each.name, frozenset(each.labels.items())): each.value for one in families for each in one.samples}
+    return {
+        (each.name, frozenset(each.labels.items())): each.value
+        for one in families
+        for each in one.samples
+    }
 
 
 def value(found: Samples, name: str, **labels: str) -> float | None:
@@ -84,7 +88,10 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
     metrics.record([OUTCOME])
     metrics.record([OUTCOME])
     found = samples(metrics)
-    assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2
+    assert (
+        value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="")
+        == 2
+    )
     by_tenant = {
         "context_tokens_before_total": 1800,
         "context_tokens_after_total": 240,
@@ -122,15 +129,29 @@ def test_request_errors_are_counted_by_fault(metrics: Metrics) -> None:
     metrics.record([replaced(fault=Fault.CLIENT_GONE, status=0, first_byte_seconds=None)])
     found = samples(metrics)
     assert value(found, "request_errors_total", tenant="acme", fault="timeout") == 1
-    assert value(found, "requests_total", tenant="acme", status="504", kind="offloaded", dialect="") == 1
-    assert value(found, "requests_total", tenant="acme", status="none", kind="offloaded", dialect="") == 1
+    assert (
+        value(found, "requests_total", tenant="acme", status="504", kind="offloaded", dialect="")
+        == 1
+    )
+    assert (
+        value(found, "requests_total", tenant="acme", status="none", kind="offloaded", dialect="")
+        == 1
+    )
     assert value(found, "first_byte_seconds_count", kind="offloaded") == 1
 
 
-def test_labels_that_clients_choose_are_bounded(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_clients_choose_are_bounded(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TENANTS", 50)
     metrics.record(
-        replaced(tenant=f"tenant-{number}", status=number, method=f"M{number}", path=f"/{number}", model=f"{number}")
+        replaced(
+            tenant=f"tenant-{number}",
+            status=number,
+            method=f"M{number}",
+            path=f"/{number}",
+            model=f"{number}",
+        )
         for number in range(600)
     )
     found = samples(metrics)
@@ -227,7 +248,12 @@ def test_every_worker_shows_the_sum_over_all_workers() -> None:
         one.render(), other.render()
         found = one.render()
         assert found == other.render()
-        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2
+        assert (
+            value(
+                found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect=""
+            )
+            == 2
+        )
         assert value(found, "added_seconds_count", kind="offloaded") == 2
         assert value(found, "requests_in_flight") == 2
         assert value(found, "cache_bytes", cache="store") == 200
@@ -238,13 +264,26 @@ def test_every_worker_shows_the_sum_over_all_workers() -> None:
         assert value(found, "requests_in_flight") == 1, "a dead worker serves nothing"
         assert value(found, "cache_bytes", cache="store") == 100
         assert value(found, "store_up") == 1
-        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2, (
-            "but it did count"
-        )
+        assert (
+            value(
+                found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect=""
+            )
+            == 2
+        ), "but it did count"
 
         third = Worker("up")
         third.render()
-        assert value(one.render(), "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 3
+        assert (
+            value(
+                one.render(),
+                "requests_total",
+                tenant="acme",
+                status="200",
+                kind="offloaded",
+                dialect="",
+            )
+            == 3
+        )
         third.end(signal.SIGTERM)
         one.end(signal.SIGTERM)
         assert folder.is_dir()

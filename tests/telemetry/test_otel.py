@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed")
+pytest.importorskip(
+    "opentelemetry.exporter.otlp.proto.http", reason="the extra otel is not installed"
+)
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -70,7 +72,9 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         server.shutdown()
 
 
-def test_a_session_is_traced_round_by_round(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_traced_round_by_round(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with StrictUpstream() as upstream:
         environment = {**collector.environment, "OTEL_SERVICE_NAME": "ours"}
         monkeypatch.setenv("OTEL_SERVICE_NAME", "ours")
@@ -81,13 +85,21 @@ def test_a_session_is_traced_round_by_round(collector: Collector, monkeypatch: p
     assert len(requests) == 6 and len(calls) == 7
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE}
     assert {span.parent_span_id.hex() for span in requests} == {SPAN}
-    sent = [dict(request.headers).get(b"traceparent", b"").decode() for request in upstream.requests]
+    sent = [
+        dict(request.headers).get(b"traceparent", b"").decode() for request in upstream.requests
+    ]
     assert sorted(sent) == sorted(f"00-{TRACE}-{span.span_id.hex()}-01" for span in calls)
     last = requests[-1]
     assert [span.parent_span_id for span in calls[-2:]] == [last.span_id] * 2
     said = attributes(last)
-    assert said["gen_ai.operation.name"] == "chat" and said["gen_ai.request.model"] == "gpt-4.1-mini"
-    assert said["gen_ai.usage.input_tokens"] > 0 and said["offload.rounds"] == 1 and said["offload.mode"]
+    assert (
+        said["gen_ai.operation.name"] == "chat" and said["gen_ai.request.model"] == "gpt-4.1-mini"
+    )
+    assert (
+        said["gen_ai.usage.input_tokens"] > 0
+        and said["offload.rounds"] == 1
+        and said["offload.mode"]
+    )
     assert said["offload.tokens_after"] < said["offload.tokens_before"]
     events = {event.name: attributes(event) for event in last.events}
     assert events["offload.move"]["messages"] > 0 and events["offload.read_back"]["tool"] == "grep"
@@ -99,9 +111,15 @@ def test_a_session_is_traced_round_by_round(collector: Collector, monkeypatch: p
 
 def test_a_failed_call_says_so(collector: Collector) -> None:
     policy = tight("http://127.0.0.1:9/v1")
-    with StrictUpstream() as upstream, served({"default": policy}, environment=collector.environment) as proxy:
+    with (
+        StrictUpstream() as upstream,
+        served({"default": policy}, environment=collector.environment) as proxy,
+    ):
         session(proxy, upstream, 1)
-    assert {attributes(span).get("error.type") for span in collector.spans} == {"connect", "UpstreamUnreachable"}
+    assert {attributes(span).get("error.type") for span in collector.spans} == {
+        "connect",
+        "UpstreamUnreachable",
+    }
     assert {span.status.code for span in collector.spans} == {2}
 
 
@@ -120,7 +138,10 @@ def test_it_is_off_by_default(environment: dict[str, str]) -> None:
 
 def test_a_wrong_variable_is_a_user_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_ATTRIBUTE_COUNT_LIMIT": "many"}
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1",
+        "OTEL_ATTRIBUTE_COUNT_LIMIT": "many",
+    }
     with pytest.raises(UserMistake, match="OTEL_ATTRIBUTE_COUNT_LIMIT"):
         process._opentelemetry(Settings(environment=environment))
 

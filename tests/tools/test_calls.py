@@ -1,4 +1,5 @@
-"""Whole calls as models write them, in the words of other agents' tools, and the results that they have to reach."""
+"""Whole calls as models write them, in the words of other agents' tools, and the results that they
+have to reach."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from proxy.tools.find import Index
 from tests import transcripts
 
 STORE = "/context_store"
-LOG, CODE, TODO = (f"{STORE}/{name}" for name in ("billing.log.2e7dc01b.txt", "settings.py.00000001.txt", "n.02.txt"))
+LOG, CODE, TODO = (
+    f"{STORE}/{name}"
+    for name in ("billing.log.2e7dc01b.txt", "settings.py.00000001.txt", "n.02.txt")
+)
 FILES = {
     LOG: "".join(f"{number} ERROR late\n" for number in range(200)),
     CODE: "".join(f"K{number} = {number}\n" for number in range(200)),
@@ -89,18 +93,38 @@ READS: list[tuple[Any, str, int]] = [
 
 
 @pytest.mark.parametrize(("arguments", "path", "line"), READS)
-def test_a_call_in_another_tools_words_reads_the_result(arguments: Any, path: str, line: int) -> None:
+def test_a_call_in_another_tools_words_reads_the_result(
+    arguments: Any, path: str, line: int
+) -> None:
     shown = [one for one in told("read_file", arguments).splitlines() if not one.startswith("[")]
     assert shown[0] == FILES[path].splitlines()[line]
     assert len(shown) >= 30
 
 
 SEARCHES: list[tuple[Any, str]] = [
-    ({"pattern": "K17 ", "path": "app", "output_mode": "content", "-n": True, "-i": True, "-C": 3}, CODE),
+    (
+        {
+            "pattern": "K17 ",
+            "path": "app",
+            "output_mode": "content",
+            "-n": True,
+            "-i": True,
+            "-C": 3,
+        },
+        CODE,
+    ),
     ({"pattern": "K17 ", "glob": "*.py", "head_limit": 20}, CODE),
     ({"pattern": "K17 ", "include": "*.py", "path": "/workspace"}, CODE),
     ({"regex": "K17 ", "path": ".", "file_pattern": "*.py"}, CODE),
-    ({"query": "K17 ", "include_pattern": "**/*.py", "case_sensitive": False, "explanation": "look"}, CODE),
+    (
+        {
+            "query": "K17 ",
+            "include_pattern": "**/*.py",
+            "case_sensitive": False,
+            "explanation": "look",
+        },
+        CODE,
+    ),
     ({"query": "K17 ", "isRegexp": False, "includePattern": "app/*", "maxResults": 20}, CODE),
     ({"search_term": "^17 ERROR", "file": "billing.log"}, LOG),
     ({"search_query": "^17 ERROR", "dir": "/var/log"}, LOG),
@@ -115,35 +139,55 @@ SEARCHES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("arguments", "path"), SEARCHES)
 def test_a_search_in_another_tools_words_finds_the_line(arguments: Any, path: str) -> None:
-    found = re.findall(r"^File: (\S+)[^\n]*\n(?:\d+- .*\n)*17: (?:K17|17 ERROR)", told("grep", arguments), re.M)
+    found = re.findall(
+        r"^File: (\S+)[^\n]*\n(?:\d+- .*\n)*17: (?:K17|17 ERROR)", told("grep", arguments), re.M
+    )
     assert found == [path.removeprefix(f"{STORE}/")]
 
 
 def test_what_is_ignored_is_named() -> None:
-    note = '[ignored: "-C", "multiline"; grep takes one JSON object with pattern, path, glob, limit]\n'
+    note = (
+        '[ignored: "-C", "multiline"; grep takes one JSON object with pattern, path, glob, limit]\n'
+    )
     given = {"pattern": "K17 ", "path": "app"}
     assert told("grep", {**given, "-C": 3, "multiline": True}) == note + told("grep", given)
     many = {f"x{number}": 1 for number in range(9)}
-    assert told("read_file", {"path": LOG, **many}).startswith('[ignored: "x0", "x1", "x2", "x3", "x4", …; read_file')
+    assert told("read_file", {"path": LOG, **many}).startswith(
+        '[ignored: "x0", "x1", "x2", "x3", "x4", …; read_file'
+    )
     assert len(told("read_file", {"path": LOG, **many}, 400)) <= 400
-    assert told("read_file", {"path": "nowhere", "x": 1}).startswith('[ignored: "x"; read_file takes')
+    assert told("read_file", {"path": "nowhere", "x": 1}).startswith(
+        '[ignored: "x"; read_file takes'
+    )
 
 
 def test_calls_mean_the_same_however_they_name_the_file() -> None:
     def meant(tool: Tool, **arguments: Any) -> Any:
         return meaning(parsed(tool, json.dumps(arguments)), INDEX)
 
-    assert meant("read_file", path=LOG, limit=1) == meant("read_file", limit=1, filePath="/var/log/billing.log")
+    assert meant("read_file", path=LOG, limit=1) == meant(
+        "read_file", limit=1, filePath="/var/log/billing.log"
+    )
     assert meant("grep", pattern="x") == meant("grep", pattern="x", path=STORE, glob=None)
-    different = [meant("read_file", path=LOG), meant("read_file", path=LOG, offset=3), meant("read_file", path=CODE)]
-    different += [meant("grep", pattern="x", path=LOG), meant("grep", pattern="x", path="no"), meant("grep", path=7)]
+    different = [
+        meant("read_file", path=LOG),
+        meant("read_file", path=LOG, offset=3),
+        meant("read_file", path=CODE),
+    ]
+    different += [
+        meant("grep", pattern="x", path=LOG),
+        meant("grep", pattern="x", path="no"),
+        meant("grep", path=7),
+    ]
     assert len(set(different)) == 6
 
 
-# -- recorded calls ---------------------------------------------------------------------------------------------------
+# -- recorded calls --------------------------------------------------------------------------------
 
 
-def spellings(tool: str, arguments: Any, path: str, label: Label, call: str) -> Iterator[tuple[str, str]]:
+def spellings(
+    tool: str, arguments: Any, path: str, label: Label, call: str
+) -> Iterator[tuple[str, str]]:
     """Yield the ways in which a model may name the result of a call."""
     name = path.rpartition("/")[2]
     yield "our name", path
@@ -158,16 +202,33 @@ def spellings(tool: str, arguments: Any, path: str, label: Label, call: str) -> 
         if not isinstance(value, str) or not value.strip() or len(value) > preview.SAID_CHARS:
             continue
         last = re.split(r"[?#]", value)[0].rstrip("/").rpartition("/")[2]
-        if re.fullmatch(r"[\w./~@+:-]*/[\w./~@+?=#&-]+|[\w@+-]+\.\w{1,5}", value) and re.search(r"\w", last):
-            yield from (("its path", form.format(value)) for form in ("{}", "'{}'", "`{}`", "./{}", f"{STORE}/{{}}"))
-            yield from (("its path", form.format(value)) for form in ("{}:12", "{}:3-40", "{}#L12", "file://{}"))
-            yield from (("its path", said) for said in (value.upper(), value.replace("/", "\\"), value.lstrip("/")))
+        if re.fullmatch(r"[\w./~@+:-]*/[\w./~@+?=#&-]+|[\w@+-]+\.\w{1,5}", value) and re.search(
+            r"\w", last
+        ):
             yield from (
-                ("its last component", form.format(last)) for form in ("{}", f"{STORE}/{{}}", "/w/{}", "{}.txt")
+                ("its path", form.format(value))
+                for form in ("{}", "'{}'", "`{}`", "./{}", f"{STORE}/{{}}")
             )
-            yield from (("as a call", form.format(tool, value)) for form in ("{} {}", '{}(path="{}")', "{}: {}"))
+            yield from (
+                ("its path", form.format(value))
+                for form in ("{}:12", "{}:3-40", "{}#L12", "file://{}")
+            )
+            yield from (
+                ("its path", said)
+                for said in (value.upper(), value.replace("/", "\\"), value.lstrip("/"))
+            )
+            yield from (
+                ("its last component", form.format(last))
+                for form in ("{}", f"{STORE}/{{}}", "/w/{}", "{}.txt")
+            )
+            yield from (
+                ("as a call", form.format(tool, value))
+                for form in ("{} {}", '{}(path="{}")', "{}: {}")
+            )
         elif " " in value and "\n" not in value:
-            yield from (("its text", form.format(value)) for form in ("{}", "'{}'", f"{STORE}/{{}}"))
+            yield from (
+                ("its text", form.format(value)) for form in ("{}", "'{}'", f"{STORE}/{{}}")
+            )
             yield "its text", value.replace(" ", "_")
             yield "as a call", f"{tool} {value}"
 
@@ -177,7 +238,11 @@ def spellings(tool: str, arguments: Any, path: str, label: Label, call: str) -> 
 def test_recorded_calls_are_found_by_at_least_95_percent_of_their_names() -> None:
     made, found = Counter[str](), Counter[str]()
     for run in transcripts.load():
-        calls = {call["id"]: call["function"] for message in run.messages for call in message.get("tool_calls") or ()}
+        calls = {
+            call["id"]: call["function"]
+            for message in run.messages
+            for call in message.get("tool_calls") or ()
+        }
         known: dict[str, tuple[str, str, Label, str]] = {}
         for message in run.messages:
             call = message.get("tool_call_id", "")
@@ -194,4 +259,7 @@ def test_recorded_calls_are_found_by_at_least_95_percent_of_their_names() -> Non
                 found[way] += path in index.find(name)
     assert len(made) == 7 and made.total() > 10_000
     assert all(found[way] >= 0.95 * number for way, number in made.items()), (found, made)
-    print({way: f"{found[way]} of {number}" for way, number in made.items()}, f"{found.total() / made.total():.1%}")
+    print(
+        {way: f"{found[way]} of {number}" for way, number in made.items()},
+        f"{found.total() / made.total():.1%}",
+    )

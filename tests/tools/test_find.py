@@ -1,4 +1,5 @@
-"""Which files a model means: calls as models make them, wrong ones included, and what they have to find."""
+"""Which files a model means: calls as models make them, wrong ones included, and what they have to
+find."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ CALLS = {
 """What the client's own tools were called with."""
 
 DIGESTS = {name: f"{number}a5c0ffee{number}" + "0" * 22 for number, name in enumerate(CALLS)}
-LABELS = {name: preview.of_call(tool, json.dumps(arguments), len) for name, (tool, arguments) in CALLS.items()}
+LABELS = {
+    name: preview.of_call(tool, json.dumps(arguments), len)
+    for name, (tool, arguments) in CALLS.items()
+}
 PATHS = {name: f"{STORE}/{preview.file_name(LABELS[name], DIGESTS[name])}" for name in CALLS}
 FILES = {
     path: msgspec.structs.replace(LABELS[name], said=(*LABELS[name].said, f"call_{name}"))
@@ -175,9 +179,16 @@ def test_what_was_not_moved_is_not_found(path: str) -> None:
 
 @given(st.text(), st.dictionaries(st.text(min_size=1), st.lists(st.text(), max_size=3), max_size=5))
 def test_any_path_leads_only_to_files_of_the_request(path: str, said: dict[str, list[str]]) -> None:
-    files: Mapping[str, Label] = {f"{STORE}/{name}": Label("s", "o", "a", tuple(words)) for name, words in said.items()}
+    files: Mapping[str, Label] = {
+        f"{STORE}/{name}": Label("s", "o", "a", tuple(words)) for name, words in said.items()
+    }
     index = Index(files, files, STORE)
-    for asked in (path, f"{STORE}/{path}", *said, *(word for words in said.values() for word in words)):
+    for asked in (
+        path,
+        f"{STORE}/{path}",
+        *said,
+        *(word for words in said.values() for word in words),
+    ):
         assert set(index.find(asked)) <= set(files)
         assert set(index.fitting(asked, list(files))) <= set(files)
 
@@ -193,11 +204,22 @@ def test_globs_also_fit_what_the_calls_named() -> None:
 def test_looking_up_is_linear_in_the_words() -> None:
     def work(files: int) -> None:
         known = {
-            f"{STORE}/f.{number:08x}.txt": preview.of_call("t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len)
+            f"{STORE}/f.{number:08x}.txt": preview.of_call(
+                "t", json.dumps({"path": "a/" * 90 + "b", "n": number}), len
+            )
             for number in range(files)
         }
         index = Index(known, known, STORE)
-        for path in ("a/" * 80, "b", "a", "/".join("ab" * 40), "x.12345678.txt", "*b", "a b " * 250, "a/b " * 250):
+        for path in (
+            "a/" * 80,
+            "b",
+            "a",
+            "/".join("ab" * 40),
+            "x.12345678.txt",
+            "*b",
+            "a b " * 250,
+            "a/b " * 250,
+        ):
             index.find(path)
 
     assert_linear(work, 100, 200)

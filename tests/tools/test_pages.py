@@ -12,7 +12,9 @@ from tests.tools.paging import undone
 CALL = 'read_file(path="/s/f"'
 
 
-def shown(text: str, line: int = 0, limit: int = 10**9, column: int = 0, budget: int = 10**6) -> str | None:
+def shown(
+    text: str, line: int = 0, limit: int = 10**9, column: int = 0, budget: int = 10**6
+) -> str | None:
     """A page whose tokens are characters."""
     part = span(text, line, limit, column)
     assert part is not None
@@ -41,7 +43,9 @@ def test_line_start(text: str, number: int, start: int) -> None:
         ("", 0, 1, 0, None),
     ],
 )
-def test_span_of_requested_lines(text: str, line: int, limit: int, column: int, expected: Span | None) -> None:
+def test_span_of_requested_lines(
+    text: str, line: int, limit: int, column: int, expected: Span | None
+) -> None:
     assert span(text, line, limit, column) == expected
 
 
@@ -53,7 +57,9 @@ def test_a_line_above_the_budget_is_cut_inside() -> None:
     size = second.index("\n")
     assert size > 350
     assert (
-        second == "x" * size + f"\n[lines 1-1 of 3; cut within line 1; continue with {CALL}, offset=1, column={size})]"
+        second
+        == "x" * size
+        + f"\n[lines 1-1 of 3; cut within line 1; continue with {CALL}, offset=1, column={size})]"
     )
     assert shown(text, 1, column=1990, budget=500) == "xxxxxxxxxx\nend"
 
@@ -99,12 +105,16 @@ def test_largest_finds_nearly_the_largest_fitting_size(size: int, guess: int, fi
     assert best - best // 32 - 1 < found <= best
 
 
-TEXT = st.text(alphabet="ab[]é😀\r\n\u2028").map(lambda text: text.replace("[]", "[lines 0-1 of 2]"))
+TEXT = st.text(alphabet="ab[]é😀\r\n\u2028").map(
+    lambda text: text.replace("[]", "[lines 0-1 of 2]")
+)
 
 
 @given(text=TEXT | st.text(), budget=st.integers(120, 400), limit=st.integers(1, 9) | st.none())
 @example(text="[lines 0-1 of 2]\r[", budget=180, limit=None)
-def test_pages_add_up_to_the_text_and_stay_within_budget(text: str, budget: int, limit: int | None) -> None:
+def test_pages_add_up_to_the_text_and_stay_within_budget(
+    text: str, budget: int, limit: int | None
+) -> None:
     text = text * 10
     read, follow = "", {"offset": 0} if text else None
     while follow is not None:

@@ -12,7 +12,12 @@ from proxy.tools.find import fitting, relative
 from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch
 from tests.doubling import assert_linear
 
-FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")
+FILES = (
+    "/context_store/a.txt",
+    "/context_store/b.json",
+    "/context_store/sub/a.json",
+    "/other/c.txt",
+)
 
 
 def matches(files: Files, paths: list[str], find: Find) -> list[LineMatch]:
@@ -37,7 +42,12 @@ def test_which_paths_a_glob_matches(glob: str, files: list[str]) -> None:
 
 
 def test_paths_are_shown_from_the_directory() -> None:
-    assert [relative(path, "/context_store/") for path in FILES] == ["a.txt", "b.json", "sub/a.json", "other/c.txt"]
+    assert [relative(path, "/context_store/") for path in FILES] == [
+        "a.txt",
+        "b.json",
+        "sub/a.json",
+        "other/c.txt",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +68,9 @@ def test_paths_are_shown_from_the_directory() -> None:
         ("abc", "z", []),
     ],
 )
-def test_search_returns_matching_lines_with_numbers(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
+def test_search_returns_matching_lines_with_numbers(
+    text: str, pattern: str, lines: list[tuple[int, int, str]]
+) -> None:
     found = matches({"f": text}, ["f"], compile(pattern))
     assert [(match.line, match.column, match.text) for match in found] == lines
 
@@ -122,7 +134,9 @@ def test_every_needle_of_a_long_line_is_in_a_window(parts: list[str]) -> None:
     line = "é" * LONG_LINE + "x".join(["", *parts, ""])
     found = list(matches({"f": line}, ["f"], lambda data, start: data.find(b"x", start)))
     assert all(line[match.column] == "x" and match.text.strip("…") in line for match in found)
-    windows = [(max(0, match.column - LEAD), max(0, match.column - LEAD) + LONG_LINE) for match in found]
+    windows = [
+        (max(0, match.column - LEAD), max(0, match.column - LEAD) + LONG_LINE) for match in found
+    ]
     for column in (index for index, character in enumerate(line) if character == "x"):
         assert any(start <= column < stop for start, stop in windows)
 
@@ -132,7 +146,9 @@ LONG = {"f": "é" * 20_000 + "ab" * 20_000}
 MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(2_000)}
 
 
-@pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
+@pytest.mark.parametrize(
+    "files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"]
+)
 @pytest.mark.parametrize("pattern", ["b", "x*", "c"])
 def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) -> None:
     find = compile(pattern)
@@ -141,7 +157,9 @@ def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) ->
     assert_linear(lambda files: matches(files, list(files), find), files, twice)
 
 
-@pytest.mark.parametrize("head", ['{"url": "data:image/png;base64,', '{"type": "base64", "data": "'])
+@pytest.mark.parametrize(
+    "head", ['{"url": "data:image/png;base64,', '{"type": "base64", "data": "']
+)
 def test_the_bytes_of_an_image_are_not_searched(head: str) -> None:
     text = f'before\n{head}{"iVBORw0KGgo" * 200}=="}}\niVBOR is said here'
     assert [(one.line, one.text) for one in matches({"f": text}, ["f"], compile("iVBOR"))] == [
@@ -154,5 +172,7 @@ def test_the_bytes_of_an_image_are_not_searched(head: str) -> None:
 def test_looking_for_the_bytes_of_images_is_linear() -> None:
     for unit in ("a" * 999 + " ", "a", "a ", "/+"):
         assert_linear(
-            search.searched, "base64 " + unit * (200_000 // len(unit)), "base64 " + unit * (400_000 // len(unit))
+            search.searched,
+            "base64 " + unit * (200_000 // len(unit)),
+            "base64 " + unit * (400_000 // len(unit)),
         )

@@ -40,7 +40,12 @@ FILES = {
     f"{STORE}/empty.txt": "",
 }
 LABELS = {
-    LOG: Label("billing.log", "result of cat", "result of cat /var/log/billing.log", ("/var/log/billing.log", "cat")),
+    LOG: Label(
+        "billing.log",
+        "result of cat",
+        "result of cat /var/log/billing.log",
+        ("/var/log/billing.log", "cat"),
+    ),
     DATA: Label("codes.json", "result of cat", "result of cat codes.json", ("codes.json", "cat")),
 }
 OFFSETS = "(line numbers are read_file's offset)"
@@ -51,7 +56,9 @@ def material(files: Mapping[str, str] = FILES, budget: int = 100_000, **options:
     return Material(files, Index(files, labels, STORE), budget, len, regex.compile, **options)
 
 
-def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> ToolAnswer:
+def ask(
+    tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any
+) -> ToolAnswer:
     return answer(parsed(tool, msgspec.json.encode(arguments)), material(files, budget))
 
 
@@ -83,16 +90,30 @@ def test_grep_in_one_file_and_everywhere() -> None:
 
 
 def test_a_name_of_a_call_begins_reading_originals_at_that_call() -> None:
-    log, config = "\n".join(f"line {number}" for number in range(40)), '"conf/app.json" calls itself\n### so'
-    said = [("1 user", "read it"), ("3 assistant calls read_log call_0", '{"path": "/var/log/b.log"}')]
-    said += [("4 tool call_0 read_log", log), ("5 assistant calls show call_1", '{"path": "conf/app.json"}')]
+    log, config = (
+        "\n".join(f"line {number}" for number in range(40)),
+        '"conf/app.json" calls itself\n### so',
+    )
+    said = [
+        ("1 user", "read it"),
+        ("3 assistant calls read_log call_0", '{"path": "/var/log/b.log"}'),
+    ]
+    said += [
+        ("4 tool call_0 read_log", log),
+        ("5 assistant calls show call_1", '{"path": "conf/app.json"}'),
+    ]
     turns = [Section(*each) for each in [*said, ("6 tool call_1 show", config)]]
-    group, label = f"{STORE}/compressed_group_0123.txt", Label("", "", "", ("conf/app.json", "/var/log/b.log"))
+    group, label = (
+        f"{STORE}/compressed_group_0123.txt",
+        Label("", "", "", ("conf/app.json", "/var/log/b.log")),
+    )
     files = {group: originals(turns)}
     whole = Material(files, Index(files, {group: label}, STORE), 100_000, len, regex.compile)
 
     def first(**given: Any) -> str:
-        return answer(parsed("read_file", msgspec.json.encode(given)), whole).text.removeprefix(f"[this is {group}]\n")
+        return answer(parsed("read_file", msgspec.json.encode(given)), whole).text.removeprefix(
+            f"[this is {group}]\n"
+        )
 
     assert first(path="conf/app.json").startswith("### 5 assistant calls show call_1\n")
     assert first(path="/var/log/b.log").startswith("### 3 assistant calls read_log call_0\n")
@@ -111,12 +132,23 @@ def test_few_matches_come_with_three_lines_around_each() -> None:
         "23- line 23",
     ]  # fmt: skip
     many = grep({F: "\n".join([*lines, *["needle"] * 4])}, pattern="needle").splitlines()[3:-1]
-    assert many == ["1: needle", "20: needle", "30: needle", "31: needle", "32: needle", "33: needle"]
+    assert many == [
+        "1: needle",
+        "20: needle",
+        "30: needle",
+        "31: needle",
+        "32: needle",
+        "33: needle",
+    ]
 
 
 def test_a_search_goes_on_elsewhere_before_it_says_no() -> None:
     text = grep(pattern="filler", path=LOG)
-    whole = AROUND.replace("billing.log)", "billing.log), all of it").replace("1:", "1-").replace("3:", "3-")
+    whole = (
+        AROUND.replace("billing.log)", "billing.log), all of it")
+        .replace("1:", "1-")
+        .replace("3:", "3-")
+    )
     elsewhere = f"Found 1 match in everything else that was moved {OFFSETS}:"
     assert text.startswith(
         f'No matches for pattern "filler" in path "{LOG}".\n---\n{whole}\n{elsewhere}\n---\n'
@@ -135,7 +167,9 @@ def test_a_short_named_file_without_a_match_is_shown() -> None:
     )
     assert "2- fine\n" in told.text
     long = {F: "x\n" * 41, f"{STORE}/g": "y" * 3_001}
-    assert "all of it" not in grep(long, pattern="zebra", path=F) + grep(long, pattern="zebra", path=f"{STORE}/g")
+    assert "all of it" not in grep(long, pattern="zebra", path=F) + grep(
+        long, pattern="zebra", path=f"{STORE}/g"
+    )
 
 
 @pytest.mark.parametrize("arguments", [{"path": "/etc/app.conf"}, {"glob": "*.py"}])
@@ -143,14 +177,18 @@ def test_a_search_in_nothing_searches_everything_and_says_so(arguments: dict[str
     text = grep(pattern="fine", **arguments)
     missing = MISSING.format(path="/etc/app.conf")
     reason = missing if "path" in arguments else f'No file in "{STORE}" fits the glob "*.py".'
-    assert text.startswith(f'{reason} Found 1 match for pattern "fine" in everything that was moved {OFFSETS}:')
+    assert text.startswith(
+        f'{reason} Found 1 match for pattern "fine" in everything that was moved {OFFSETS}:'
+    )
     assert "2: fine" in text
     assert grep(pattern="E47", path="cat").count("\nFile: ") == 2, "a word for several files"
 
 
 @pytest.mark.parametrize("glob", ["billing*", "*.log"])
 def test_grep_with_a_glob(glob: str) -> None:
-    head = f'Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:'
+    head = (
+        f'Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:'
+    )
     text = grep(pattern="fine", glob=glob, path="context_store/")
     assert text.startswith(
         f"{head}\n---\nFile: billing.log.5f2c9a1b.txt (result of cat /var/log/billing.log)\n0- start\n"
@@ -170,14 +208,19 @@ File: billing.log.5f2c9a1b.txt (result of cat /var/log/billing.log)
 [first 2 of 4 matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"""
     )
     text = grep({F: "x\n" * 60}, pattern="x")
-    assert "50: x" not in text and "[first 50 of 60 matches; for the rest send a larger limit" in text
+    assert (
+        "50: x" not in text and "[first 50 of 60 matches; for the rest send a larger limit" in text
+    )
 
 
 def test_grep_stops_counting_at_its_limit() -> None:
     files = {F: "x\n" * (MAX_MATCHES + 1)}
     for limit, shown in (({}, 50), ({"limit": 10**18}, MAX_MATCHES)):
         text = grep(files, pattern="x", **limit)
-        assert text.startswith(f'Found {MAX_MATCHES}+ matches for pattern "x"') and f"{shown - 1}: x" in text
+        assert (
+            text.startswith(f'Found {MAX_MATCHES}+ matches for pattern "x"')
+            and f"{shown - 1}: x" in text
+        )
         larger = "" if limit else "send a larger limit, or "
         rest = f"for the rest {larger}narrow the pattern, the path or the glob"
         assert text.endswith(f"[first {shown} of 1000+ matches; {rest}]")
@@ -191,25 +234,42 @@ def test_grep_answers_stay_within_their_budget() -> None:
     assert 300 < len(text) <= 400
     shown = text.count(": needle ")
     assert text.startswith('Found 100 matches for pattern "needle"')
-    assert text.endswith(f"[first {shown} of 100 matches; for the rest narrow the pattern, the path or the glob]")
+    assert text.endswith(
+        f"[first {shown} of 100 matches; for the rest narrow the pattern, the path or the glob]"
+    )
 
 
 def test_grep_with_a_budget_too_small_for_any_match() -> None:
     files = {F: "x" * 400}
     told = ask("grep", files, 200, pattern="x")
-    assert told.text.endswith("---\n[first 0 of 1 matches; for the rest narrow the pattern, the path or the glob]")
-    assert ask("grep", files, 60, pattern="x") == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+    assert told.text.endswith(
+        "---\n[first 0 of 1 matches; for the rest narrow the pattern, the path or the glob]"
+    )
+    assert ask("grep", files, 60, pattern="x") == ToolAnswer(
+        BUDGET_USED_UP, "budget", len(BUDGET_USED_UP)
+    )
 
 
 def test_text_that_looks_like_a_footer_is_shown_with_line_numbers() -> None:
     lines = grep({F: "---\nFile: g\n9: x\n[lines 0-1 of 2]"}, pattern=".").splitlines()[1:]
-    assert lines == ["---", "File: f", "0: ---", "1: File: g", "2: 9: x", "3: [lines 0-1 of 2]", "---"]
+    assert lines == [
+        "---",
+        "File: f",
+        "0: ---",
+        "1: File: g",
+        "2: 9: x",
+        "3: [lines 0-1 of 2]",
+        "---",
+    ]
 
 
 def test_a_file_that_was_called_by_another_word_says_what_it_is() -> None:
     head = f"[this is {LOG}: result of cat /var/log/billing.log]\n"
     assert read(path="/var/log/billing.log") == head + FILES[LOG]
-    assert read(path="/var/log/billing.log", offset=9) == head + "[lines 0-4 of 5; offset 9 is past the end]"
+    assert (
+        read(path="/var/log/billing.log", offset=9)
+        == head + "[lines 0-4 of 5; offset 9 is past the end]"
+    )
 
 
 def test_a_word_for_several_files_gets_their_list() -> None:
@@ -275,7 +335,9 @@ def test_the_call_to_continue_uses_the_tool_name_that_the_model_knows() -> None:
 
 LISTED = f"Files:\n{LOG}: result of cat /var/log/billing.log\n{DATA}: result of cat codes.json\n{STORE}/empty.txt"
 GREP_TAKES = "grep takes one JSON object with pattern, path, glob, limit; only pattern is required."
-READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; only path is required."
+READ_TAKES = (
+    "read_file takes one JSON object with path, offset, limit, column; only path is required."
+)
 
 
 @pytest.mark.parametrize(
@@ -364,20 +426,36 @@ def test_only_the_requested_file_is_loaded() -> None:
     assert "2: fine" in grep(Lazy(), pattern="fine", glob="billing*")
 
 
-VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(LOG) | st.just(".")
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.just(LOG)
+    | st.just(".")
+)
 KEYS = st.sampled_from(["pattern", "path", "glob", "offset", "limit", "column"]) | st.text()
-JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+JSON = st.recursive(
+    VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8
+)
 
 
 @given(
     tool=st.sampled_from(NAMES),
-    arguments=(JSON | st.dictionaries(KEYS, JSON)).map(msgspec.json.encode) | st.binary() | st.text(),
+    arguments=(JSON | st.dictionaries(KEYS, JSON)).map(msgspec.json.encode)
+    | st.binary()
+    | st.text(),
     budget=st.integers(-1, 500),
 )
-def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, arguments: str | bytes, budget: int) -> None:
+def test_arbitrary_arguments_are_answered_within_the_budget(
+    tool: Tool, arguments: str | bytes, budget: int
+) -> None:
     told = answer(parsed(tool, arguments), material(budget=budget))
     assert told.tokens == len(told.text)
-    assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+    assert told.tokens <= budget or told == ToolAnswer(
+        BUDGET_USED_UP, "budget", len(BUDGET_USED_UP)
+    )
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -412,13 +490,23 @@ def test_a_strict_call_with_empty_parameters_is_the_call_without_them(
 def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
     raw = definitions(names, STORE)
     assert raw == definitions(names, STORE)
-    takes = {"pattern": ["pattern", "path", "glob", "limit"], "path": ["path", "offset", "limit", "column"]}
-    for name, tool, (required, properties) in zip(names, map(msgspec.json.decode, raw), takes.items(), strict=True):
+    takes = {
+        "pattern": ["pattern", "path", "glob", "limit"],
+        "path": ["path", "offset", "limit", "column"],
+    }
+    for name, tool, (required, properties) in zip(
+        names, map(msgspec.json.decode, raw), takes.items(), strict=True
+    ):
         assert list(tool) == ["name", "description", "parameters"] and tool["name"] == name
         assert STORE in tool["description"]
-        assert tool["parameters"]["type"] == "object" and tool["parameters"]["required"] == [required]
+        assert tool["parameters"]["type"] == "object" and tool["parameters"]["required"] == [
+            required
+        ]
         assert list(tool["parameters"]["properties"]) == properties
-        assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
+        assert {value["type"] for value in tool["parameters"]["properties"].values()} == {
+            "string",
+            "integer",
+        }
     said = b"".join(raw).decode()
     assert f"Only {names[0]} and {names[1]} know {STORE}" in said
     assert "its call's path, URL or command" in said
@@ -427,11 +515,17 @@ def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
         assert all(hints) and len(hints) == 4
 
 
-@pytest.mark.parametrize("text", ["word of text " * 30_000, "ab\n" * 100_000], ids=["one line", "lines"])
+@pytest.mark.parametrize(
+    "text", ["word of text " * 30_000, "ab\n" * 100_000], ids=["one line", "lines"]
+)
 def test_reading_a_page_is_linear_in_the_file(text: str) -> None:
     def work(text: str) -> None:
         for number in range(30):
-            place = {"column": len(text) // 2 + number} if text[2] != "\n" else {"offset": len(text) // 6 + number}
+            place = (
+                {"column": len(text) // 2 + number}
+                if text[2] != "\n"
+                else {"offset": len(text) // 6 + number}
+            )
             assert ask("read_file", {F: text}, 1_000, path=F, **place).result == "ok"
 
     assert_linear(work, text, text * 2)

@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from proxy.errors import ClientFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable, UserMistake
+from proxy.errors import (
+    ClientFault,
+    UpstreamBroken,
+    UpstreamFault,
+    UpstreamSilent,
+    UpstreamUnreachable,
+    UserMistake,
+)
 from proxy.settings import Settings
 from proxy.upstream import client
 from proxy.upstream.client import (
@@ -84,7 +91,9 @@ async def test_a_query_may_stand_behind_the_authority(pool: UpstreamClient) -> N
 
 
 @pytest.mark.parametrize("header", [(b"X", b"\xff\xfe"), (b"X", b"a\x01b"), (b"X", b"a\r\nY: b")])
-async def test_headers_that_cannot_be_sent_are_refused(pool: UpstreamClient, header: tuple[bytes, bytes]) -> None:
+async def test_headers_that_cannot_be_sent_are_refused(
+    pool: UpstreamClient, header: tuple[bytes, bytes]
+) -> None:
     async with upstream(replying(OK)) as wire:
         with pytest.raises(ClientFault, match="characters"):
             await pool.send(request(wire.url, headers=[header]))
@@ -98,16 +107,28 @@ async def test_headers_that_cannot_be_sent_are_refused(pool: UpstreamClient, hea
         (b"abcdef", [(b"content-length", b"6")], (b"content-length", b"6")),
         (("abc", "def"), [(b"content-length", b"6")], (b"content-length", b"6")),
         (("abc", "def"), [], (b"Transfer-Encoding", b"chunked")),
-        (("abc", "def"), [(b"content-length", b"6"), (b"X-Mode", b"chunked")], (b"content-length", b"6")),
+        (
+            ("abc", "def"),
+            [(b"content-length", b"6"), (b"X-Mode", b"chunked")],
+            (b"content-length", b"6"),
+        ),
         (("abc", "def"), [(b"X-Mode", b"chunked")], (b"Transfer-Encoding", b"chunked")),
     ],
 )
-async def test_bodies(pool: UpstreamClient, content: Any, headers: Any, framing: tuple[bytes, bytes]) -> None:
-    content = content if isinstance(content, bytes) else stream(*(part.encode() for part in content))
+async def test_bodies(
+    pool: UpstreamClient, content: Any, headers: Any, framing: tuple[bytes, bytes]
+) -> None:
+    content = (
+        content if isinstance(content, bytes) else stream(*(part.encode() for part in content))
+    )
     async with upstream(replying(OK)) as wire:
         await body(pool, wire.url, headers=headers, content=content)
     asked = wire.requests[0]
-    says = [header for header in asked.headers if header[0].lower() in (b"content-length", b"transfer-encoding")]
+    says = [
+        header
+        for header in asked.headers
+        if header[0].lower() in (b"content-length", b"transfer-encoding")
+    ]
     assert (asked.body, says) == (b"abcdef", [framing])
 
 
@@ -155,12 +176,18 @@ async def test_nothing_is_kept_but_the_connection(pool: UpstreamClient) -> None:
         ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", 200),
         ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", 204),
         ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 1000\r\n\r\n", 304),
-        ("POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200),
+        (
+            "POST",
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK,
+            200,
+        ),
         ("GET", b"HTTP/1.1 299\r\nContent-Length: 0\r\n\r\n", 299),
         ("GET", b"HTTP/1.1 999 What\r\nContent-Length: 2\r\n\r\nok", 999),
     ],
 )
-async def test_replies_without_the_usual(pool: UpstreamClient, method: str, reply: bytes, status: int) -> None:
+async def test_replies_without_the_usual(
+    pool: UpstreamClient, method: str, reply: bytes, status: int
+) -> None:
     async with upstream(replying(reply)) as wire:
         for _ in range(2):
             async with sent(pool, wire.url, method=method) as got:
@@ -206,7 +233,11 @@ BODIES = {
 async def test_decoded_undoes_what_upstream_does_or_says_whose_fault_it_is(
     pool: UpstreamClient, coding: bytes, sent_as: bytes
 ) -> None:
-    reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (coding, len(sent_as)) + sent_as
+    reply = (
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+        % (coding, len(sent_as))
+        + sent_as
+    )
     async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
         if sent_as == b"plain":
             with pytest.raises(UpstreamBroken, match="decoded"):
@@ -239,7 +270,10 @@ async def test_who_cannot_be_reached(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         pass
     refusal = f"connection refused at 127.0.0.1:{wire.port}"
-    for url, detail in ((wire.url, refusal), ("http://nowhere.invalid/v1", "http://nowhere.invalid: ")):
+    for url, detail in (
+        (wire.url, refusal),
+        ("http://nowhere.invalid/v1", "http://nowhere.invalid: "),
+    ):
         with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as refused:
             await pool.send(request(url))
         assert refused.value.detail.startswith(detail)
@@ -252,14 +286,21 @@ BROKEN = {
     "NUL in a header": HEAD + b"X-A: a\x00b\r\nContent-Length: 2\r\n\r\nok",
     "a bare CR in a header": HEAD + b"X-A: a\rb\r\nContent-Length: 2\r\n\r\nok",
     "a name that is none": HEAD + b"X\x01A: b\r\nContent-Length: 2\r\n\r\nok",
-    "a header without an end": HEAD + b"X-A: " + b"a" * (1 << 20) + b"\r\nContent-Length: 2\r\n\r\nok",
+    "a header without an end": HEAD
+    + b"X-A: "
+    + b"a" * (1 << 20)
+    + b"\r\nContent-Length: 2\r\n\r\nok",
     "too many headers": HEAD + b"X-A: a\r\n" * 5_000 + b"Content-Length: 2\r\n\r\nok",
     "no status line": b"<html>10.1.2.3:8000 says no</html>\r\n\r\n",
     "a length that is none": HEAD + b"Content-Length: two\r\n\r\nok",
     "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
-    "a length and chunks": HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "a length and chunks": HEAD
+    + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
     "a chunk's size that is none": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n",
-    "a chunk's size above all": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\nok\r\n",
+    "a chunk's size above all": HEAD
+    + b"Transfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 20
+    + b"\r\nok\r\n",
 }
 
 
@@ -288,7 +329,8 @@ async def mute(peer: Peer) -> None:
 
 
 async def late(clock: Clock, sending: Coroutine[Any, Any, T], begun: Callable[[], Any]) -> T:
-    """Send, and put the clock forward by more than `LIMIT` once that has begun and gets no further."""
+    """Send, and put the clock forward by more than `LIMIT` once that has begun and gets no
+    further."""
     task = asyncio.create_task(sending)
     await until(begun)
     await turns()
@@ -308,7 +350,9 @@ async def test_all_connections_are_in_use(clock: Clock) -> None:
     async with upstream(hang) as wire, UpstreamClient(Settings(max_connections=1)) as pool:
         async with sent(pool, wire.url) as reply:
             await anext(reply)
-            with pytest.raises(UpstreamUnreachable, match=r"at most 1 are open \(--max-connections\)"):
+            with pytest.raises(
+                UpstreamUnreachable, match=r"at most 1 are open \(--max-connections\)"
+            ):
                 await late(clock, pool.send(request(wire.url, connect_timeout=LIMIT)), lambda: True)
             waiting = asyncio.create_task(pool.send(request(wire.url)))
             await turns()
@@ -319,8 +363,12 @@ async def test_no_first_byte(pool: UpstreamClient, clock: Clock) -> None:
     async with upstream(mute) as wire:
         for number, content in enumerate((b"{}", stream(b"{}")), start=1):
             with pytest.raises(UpstreamSilent, match=r"no byte within 20 s"):
-                asked = request(wire.url, content=content, connect_timeout=LIMIT - 20, first_byte_timeout=20)
-                await late(clock, pool.send(asked), lambda number=number: len(wire.requests) == number)  # type: ignore[misc]
+                asked = request(
+                    wire.url, content=content, connect_timeout=LIMIT - 20, first_byte_timeout=20
+                )
+                await late(
+                    clock, pool.send(asked), lambda number=number: len(wire.requests) == number
+                )  # type: ignore[misc]
 
 
 async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient, clock: Clock) -> None:
@@ -337,7 +385,11 @@ async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient, clock
     async with upstream(slow) as wire:
         for _ in range(2):
             arrived = asyncio.Event()
-            limits = {"connect_timeout": LIMIT, "first_byte_timeout": LIMIT, "idle_timeout": LIMIT * 10}
+            limits = {
+                "connect_timeout": LIMIT,
+                "first_byte_timeout": LIMIT,
+                "idle_timeout": LIMIT * 10,
+            }
             async with sent(pool, wire.url, content=b"{}", **limits) as reply:
                 arrived.set()
                 assert [piece async for piece in reply] == [b"ok"]
@@ -361,7 +413,9 @@ async def test_upstream_takes_none_of_the_body(pool: UpstreamClient, clock: Cloc
             yield bytes(1 << 20)
 
     async with upstream(deaf) as wire:
-        sending = asyncio.create_task(pool.send(request(wire.url, content=endless(), idle_timeout=LIMIT)))
+        sending = asyncio.create_task(
+            pool.send(request(wire.url, content=endless(), idle_timeout=LIMIT))
+        )
         await until(lambda: made)
         await still(lambda: made)
         clock.move(LIMIT + 1)
@@ -396,7 +450,9 @@ async def test_not_a_reply(pool: UpstreamClient, reply: bytes) -> None:
     assert len(wire.requests) == 1
 
 
-@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", EVENTS + chunk(b"abc")])
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", EVENTS + chunk(b"abc")]
+)
 @pytest.mark.parametrize("reset", [False, True])
 async def test_cut_off(pool: UpstreamClient, start: bytes, reset: bool) -> None:
     async def handle(peer: Peer) -> None:
@@ -432,8 +488,11 @@ async def hang(peer: Peer) -> None:
 
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"5\r\nhelloXX5\r\n", b"ffffffffffffffffff\r\n"])
 @pytest.mark.parametrize("reads", ["at once", "later"])
-async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: bytes, reads: str) -> None:
-    """Whoever waits for the next chunk hears of it at once, and so does whoever asks when the connection is gone."""
+async def test_a_broken_chunk_behind_whole_ones(
+    pool: UpstreamClient, broken: bytes, reads: str
+) -> None:
+    """Whoever waits for the next chunk hears of it at once, and so does whoever asks when the
+    connection is gone."""
     taken = asyncio.Event()
 
     async def breaks(peer: Peer) -> None:
@@ -469,7 +528,9 @@ def breaks_on_second(meanwhile: Callable[[], object] = lambda: None) -> Any:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "PATCH"])
-async def test_a_stale_connection_is_not_the_clients_trouble(pool: UpstreamClient, method: str) -> None:
+async def test_a_stale_connection_is_not_the_clients_trouble(
+    pool: UpstreamClient, method: str
+) -> None:
     async with upstream(breaks_on_second()) as wire:
         for n in range(4):
             assert await body(pool, wire.url, method=method, content=b"%d" % n) == b"ok"
@@ -480,20 +541,26 @@ async def test_a_stale_connection_is_not_the_clients_trouble(pool: UpstreamClien
 async def test_the_second_try_takes_a_new_connection(pool: UpstreamClient) -> None:
     """Those that idle beside a stale one are most likely stale, too."""
     async with upstream(breaks_on_second()) as wire:
-        assert await asyncio.gather(*(body(pool, wire.url, content=b"x") for _ in range(20))) == [b"ok"] * 20
+        assert (
+            await asyncio.gather(*(body(pool, wire.url, content=b"x") for _ in range(20)))
+            == [b"ok"] * 20
+        )
         assert await body(pool, wire.url, content=b"x") == b"ok"
     assert (len(wire.requests), wire.connections) == (21, 21)
 
 
 async def test_a_streamed_body_gets_a_new_connection(pool: UpstreamClient) -> None:
-    """What was sent of it is not kept, however large, so that a stale connection would cost the request."""
+    """What was sent of it is not kept, however large, so that a stale connection would cost the
+    request."""
     async with upstream(breaks_on_second()) as wire:
         for _ in range(3):
             assert await body(pool, wire.url, content=stream(bytes(3 << 20), b"end")) == b"ok"
         assert (len(wire.requests), wire.connections) == (3, 3)
 
 
-async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, clock: Clock) -> None:
+async def test_what_upstream_may_have_worked_on_is_not_sent_again(
+    pool: UpstreamClient, clock: Clock
+) -> None:
     async with upstream(breaks_on_second(lambda: clock.move(PATIENCE + 1))) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):
@@ -521,7 +588,9 @@ async def test_what_comes_unasked_is_nobodys_reply(pool: UpstreamClient) -> None
     assert wire.connections == 2
 
 
-async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient, clock: Clock) -> None:
+async def test_interim_replies_without_end_hold_up_nobody(
+    pool: UpstreamClient, clock: Clock
+) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         with suppress(OSError):
@@ -531,7 +600,9 @@ async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient, 
 
     async with upstream(handle) as wire:
         with pytest.raises(UpstreamSilent):
-            await pool.send(request(wire.url, content=b"x", connect_timeout=LIMIT, first_byte_timeout=LIMIT))
+            await pool.send(
+                request(wire.url, content=b"x", connect_timeout=LIMIT, first_byte_timeout=LIMIT)
+            )
 
 
 async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamClient) -> None:
@@ -560,13 +631,19 @@ def test_certificates(tmp_path: Path) -> None:
 
 async def test_http_proxy() -> None:
     async with upstream(replying(OK)) as wire:
-        environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "direct.invalid"}
+        environment = {
+            "http_proxy": f"http://user:word@127.0.0.1:{wire.port}",
+            "NO_PROXY": "direct.invalid",
+        }
         async with UpstreamClient(Settings(environment=environment)) as pool:
             assert await body(pool, "http://there.invalid/a%2f|b?c", content=b"x") == b"ok"
             assert await body(pool, wire.url + "/direct") == b"ok"
             with pytest.raises(UpstreamUnreachable):
                 await pool.send(request("http://direct.invalid/"))
-    assert [asked.target for asked in wire.requests] == [b"http://there.invalid/a%2f|b?c", b"/direct"]
+    assert [asked.target for asked in wire.requests] == [
+        b"http://there.invalid/a%2f|b?c",
+        b"/direct",
+    ]
     word = base64.b64encode(b"user:word")
     assert wire.requests[0].get(b"proxy-authorization") == [b"Basic " + word]
 
@@ -581,8 +658,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
         "-addext subjectAltName=DNS:localhost,DNS:there.invalid"
     )
-    subprocess.run([*command.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
-    made = subprocess.run([*command.split(), "-keyout", f"{path}.key"], check=True, capture_output=True)
+    subprocess.run(
+        [*command.split(), "-keyout", path, "-out", path], check=True, capture_output=True
+    )
+    made = subprocess.run(
+        [*command.split(), "-keyout", f"{path}.key"], check=True, capture_output=True
+    )
     path.write_bytes(Path(f"{path}.key").read_bytes() + made.stdout)
     yield path
 
@@ -599,15 +680,22 @@ async def test_own_certificates(pool: UpstreamClient, certificate: Path) -> None
         with pytest.raises(UpstreamUnreachable) as distrusted:
             await pool.send(request(url))
         assert "certificate" in distrusted.value.detail
-        async with UpstreamClient(Settings(environment={"SSL_CERT_FILE": str(certificate)})) as trusting:
+        async with UpstreamClient(
+            Settings(environment={"SSL_CERT_FILE": str(certificate)})
+        ) as trusting:
             assert await body(trusting, url) == b"ok"
 
 
 async def test_a_proxy_that_we_cannot_ask_fails_only_the_requests_that_need_it() -> None:
     environment = {"ALL_PROXY": "socks5://127.0.0.1:7890", "HTTP_PROXY": ""}
-    async with upstream(replying(OK)) as wire, UpstreamClient(Settings(environment=environment)) as pool:
+    async with (
+        upstream(replying(OK)) as wire,
+        UpstreamClient(Settings(environment=environment)) as pool,
+    ):
         assert await body(pool, wire.url) == b"ok"
-        with pytest.raises(UpstreamUnreachable, match="ALL_PROXY of the environment is a socks5 proxy"):
+        with pytest.raises(
+            UpstreamUnreachable, match="ALL_PROXY of the environment is a socks5 proxy"
+        ):
             await pool.send(request("http://there.invalid/"))
 
 
@@ -617,7 +705,9 @@ async def test_what_the_proxy_refuses_does_not_tell_its_password() -> None:
         await peer.send(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
 
     async with upstream(refusing) as wire:
-        settings = Settings(environment={"HTTPS_PROXY": f"http://user:secret@127.0.0.1:{wire.port}"})
+        settings = Settings(
+            environment={"HTTPS_PROXY": f"http://user:secret@127.0.0.1:{wire.port}"}
+        )
         async with UpstreamClient(settings) as pool:
             with pytest.raises(UpstreamUnreachable, match="407") as refused:
                 await pool.send(request("https://upstream.test/v1/x"))
@@ -636,7 +726,10 @@ async def test_https_proxy(certificate: Path) -> None:
         await peer.send(b"HTTP/1.1 200 Connected\r\n\r\n")
         reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
         await asyncio.wait(
-            [asyncio.create_task(pump(peer.reader, writer)), asyncio.create_task(pump(reader, peer.writer))]
+            [
+                asyncio.create_task(pump(peer.reader, writer)),
+                asyncio.create_task(pump(reader, peer.writer)),
+            ]
         )
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -645,7 +738,10 @@ async def test_https_proxy(certificate: Path) -> None:
         writer.close()
 
     async with upstream(replying(OK), tls(certificate)) as wire, upstream(tunnel) as between:
-        environment = {"HTTPS_PROXY": f"127.0.0.1:{between.port}", "SSL_CERT_FILE": str(certificate)}
+        environment = {
+            "HTTPS_PROXY": f"127.0.0.1:{between.port}",
+            "SSL_CERT_FILE": str(certificate),
+        }
         async with UpstreamClient(Settings(environment=environment)) as pool:
             assert await body(pool, "https://there.invalid:8443/a%2fb") == b"ok"
             with pytest.raises(UpstreamUnreachable):
@@ -671,17 +767,24 @@ async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(clock: Cloc
 
 async def test_models_are_asked_for_with_the_given_key_alone(pool: UpstreamClient) -> None:
     packed = gzip.compress(b'{"data":[{"id":"m","n_ctx":9}]}')
-    reply = b"HTTP/1.1 401 No\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    reply = (
+        b"HTTP/1.1 401 No\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+        + packed
+    )
     async with upstream(replying(reply)) as wire:
         assert await models(pool, wire.url, (), PATIENCE, read=False) == ModelList(401, {})
-        assert await models(pool, f"{wire.url}/v1/", [(b"api-key", b"k")], PATIENCE) == ModelList(401, {"m": 9})
+        assert await models(pool, f"{wire.url}/v1/", [(b"api-key", b"k")], PATIENCE) == ModelList(
+            401, {"m": 9}
+        )
     first, second = wire.requests
     assert (first.line, second.line) == (b"GET /models HTTP/1.1", b"GET /v1/models HTTP/1.1")
     assert {name for name, _ in first.headers} == {b"Host", b"user-agent", b"accept"}
     assert second.headers[1:] == [*first.headers[1:], (b"api-key", b"k")]
 
 
-async def test_a_list_of_models_that_does_not_come(pool: UpstreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_models_that_does_not_come(
+    pool: UpstreamClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with upstream(mute) as wire:
         with pytest.raises(UpstreamSilent, match=r"no answer within 0\.01 s"):
             await models(pool, wire.url, (), 0.01)

@@ -104,10 +104,12 @@ async def test_a_request_in_the_clear() -> None:
     pool = WorkPool("decoding", 1)
     headers = [(b"Content-Encoding", b"identity"), (b"x", b"y"), (b"content-encoding", b"gzip")]
     assert await decoded_request(gzip.compress(TEXT), headers, len(TEXT), pool) == TEXT
-    assert await decoded_request(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured already"
+    assert await decoded_request(TEXT, headers[1:2], 0, pool) == TEXT, (
+        "what is not compressed was measured already"
+    )
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 def members(number: int) -> bytes:
@@ -116,9 +118,15 @@ def members(number: int) -> bytes:
 
 HOSTILE: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "empty gzip members": ("gzip", lambda size: members(size // 100)),
-    "stored blocks of deflate": ("deflate", lambda size: zlib.compress(TEXT[:64] * (size // 16), 0)),
+    "stored blocks of deflate": (
+        "deflate",
+        lambda size: zlib.compress(TEXT[:64] * (size // 16), 0),
+    ),
     "a gzip bomb": ("gzip", lambda size: gzip.compress(bytes(size * 4), 1)),
-    "zstd in small steps": ("zstd", lambda size: zstandard.compress(random.Random(1).randbytes(size * 2))),
+    "zstd in small steps": (
+        "zstd",
+        lambda size: zstandard.compress(random.Random(1).randbytes(size * 2)),
+    ),
     "brotli": ("br", lambda size: brotli.compress(random.Random(1).randbytes(size * 2), quality=1)),
 }
 
@@ -126,7 +134,9 @@ HOSTILE: dict[str, tuple[str, Callable[[int], bytes]]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_twice_the_body_takes_twice_as_long(name: str) -> None:
     coding, made = HOSTILE[name]
-    assert_linear(lambda body: deque(ContentDecoder(coding).feed(body), 0), made(1 << 20), made(2 << 20))
+    assert_linear(
+        lambda body: deque(ContentDecoder(coding).feed(body), 0), made(1 << 20), made(2 << 20)
+    )
 
 
 def test_what_unfolds_to_nothing_is_still_given_up_piece_by_piece() -> None:
@@ -163,7 +173,9 @@ async def test_what_comes_out_is_accounted_for_while_it_does(size: int) -> None:
 async def test_decoding_ends_when_the_client_leaves() -> None:
     pool = Counted()
     body = gzip.compress(bytes(32 << 20), 1) * 16
-    task = asyncio.create_task(decoded_request(body, [(b"content-encoding", b"gzip")], 1 << 30, pool))
+    task = asyncio.create_task(
+        decoded_request(body, [(b"content-encoding", b"gzip")], 1 << 30, pool)
+    )
     await pool.third.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

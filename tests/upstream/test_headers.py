@@ -41,8 +41,17 @@ def test_request_headers_keep_order_case_and_repetition() -> None:
 
 
 def test_tenants_credential_displaces_every_credential_of_the_clients() -> None:
-    clients = [(b"AUTHORIZATION", b"x"), (b"Api-Key", b"x"), (b"x-api-key", b"x"), (b"Cookie", b"x"), (b"Accept", b"*")]
-    assert request_headers(clients, (b"api-key", b"tenant")) == [(b"Accept", b"*"), (b"api-key", b"tenant")]
+    clients = [
+        (b"AUTHORIZATION", b"x"),
+        (b"Api-Key", b"x"),
+        (b"x-api-key", b"x"),
+        (b"Cookie", b"x"),
+        (b"Accept", b"*"),
+    ]
+    assert request_headers(clients, (b"api-key", b"tenant")) == [
+        (b"Accept", b"*"),
+        (b"api-key", b"tenant"),
+    ]
 
 
 def test_reply_headers() -> None:
@@ -57,16 +66,27 @@ def test_reply_headers() -> None:
     ]
     kept = [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"), (b"server", b"uvicorn")]
     assert reply_headers(upstreams) == [*kept, (b"x-offload-mode", b"of another proxy behind us")]
-    assert reply_headers(upstreams, [(b"x-offload-mode", b"auto")]) == [*kept, (b"x-offload-mode", b"auto")]
+    assert reply_headers(upstreams, [(b"x-offload-mode", b"auto")]) == [
+        *kept,
+        (b"x-offload-mode", b"auto"),
+    ]
 
 
 SEVERAL = Headers([(b"Vary", b"A"), (b"Content-Length", b"1"), (b"VARY", b"B")])
 
 
 def test_names_are_found_in_any_case_and_order() -> None:
-    assert (SEVERAL.get(b"vary"), SEVERAL.get(b"date"), SEVERAL.get(b"date", b"never")) == (b"A", b"", b"never")
+    assert (SEVERAL.get(b"vary"), SEVERAL.get(b"date"), SEVERAL.get(b"date", b"never")) == (
+        b"A",
+        b"",
+        b"never",
+    )
     assert (SEVERAL.get_all(b"vary"), SEVERAL.get_all(b"date")) == ([b"A", b"B"], [])
-    assert SEVERAL.without([b"vary", b"date"]) == [(b"Content-Length", b"1")] == SEVERAL.only([b"content-length"])
+    assert (
+        SEVERAL.without([b"vary", b"date"])
+        == [(b"Content-Length", b"1")]
+        == SEVERAL.only([b"content-length"])
+    )
     assert (SEVERAL.has(b"vary"), SEVERAL.has(b"date"), len(SEVERAL)) == (True, False, 3)
 
 
@@ -78,9 +98,21 @@ def test_names_are_found_in_any_case_and_order() -> None:
         ("https://h/v1", b"/v1", "https://h/v1"),
         ("https://h/v1", b"/v1?", "https://h/v1?"),
         ("https://h/v1", b"/v1beta/models", "https://h/v1beta/models"),
-        ("https://h/v1", b"/openai/deployments/d/chat/completions", "https://h/openai/deployments/d/chat/completions"),
-        ("https://h", b"/openai/deployments/d/chat/completions?v", "https://h/openai/deployments/d/chat/completions?v"),
-        ("https://h/openai/v1", b"/openai/deployments/d/embeddings", "https://h/openai/deployments/d/embeddings"),
+        (
+            "https://h/v1",
+            b"/openai/deployments/d/chat/completions",
+            "https://h/openai/deployments/d/chat/completions",
+        ),
+        (
+            "https://h",
+            b"/openai/deployments/d/chat/completions?v",
+            "https://h/openai/deployments/d/chat/completions?v",
+        ),
+        (
+            "https://h/openai/v1",
+            b"/openai/deployments/d/embeddings",
+            "https://h/openai/deployments/d/embeddings",
+        ),
         ("https://h/openai/v1", b"/openai/v1/responses", "https://h/openai/v1/responses"),
         ("https://h/openai/v1", b"/v1/responses", "https://h/openai/v1/responses"),
         ("https://h/v1", b"/", "https://h/"),
@@ -158,4 +190,6 @@ def test_where_a_redirect_of_anthropics_leads() -> None:
     for base in ("https://h", "https://h/v1"):
         made = location_for(base, b"https://h/v1/messages/", anthropic=True)
         assert made == b"/v1/messages/"
-    assert location_for("https://h/a", b"https://h/a/v1/messages/", anthropic=True) == b"/v1/messages/"
+    assert (
+        location_for("https://h/a", b"https://h/a/v1/messages/", anthropic=True) == b"/v1/messages/"
+    )

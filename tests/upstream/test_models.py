@@ -9,7 +9,8 @@ import pytest
 
 from proxy.upstream.models import WINDOWS, listed_windows, window_of
 
-# Where a server's documentation or source names the member; an entry with it, shortened; its window.
+# Where a server's documentation or source names the member; an entry with it, shortened; its
+# window.
 ENTRIES: list[tuple[str, dict[str, Any], int | None]] = [
     (
         "vllm-project/vllm, entrypoints/openai: ModelCard",
@@ -88,12 +89,18 @@ ENTRIES: list[tuple[str, dict[str, Any], int | None]] = [
     ),
     ("docs.cohere.com: List models", {"name": "m", "context_length": 128000}, 128000),
     ("ai.google.dev: models.list", {"name": "models/m", "inputTokenLimit": 1048576}, 1048576),
-    ("platform.openai.com: List models", {"id": "m", "object": "model", "owned_by": "openai"}, None),
+    (
+        "platform.openai.com: List models",
+        {"id": "m", "object": "model", "owned_by": "openai"},
+        None,
+    ),
     ("ollama/ollama, openai.Model", {"id": "m", "object": "model", "owned_by": "library"}, None),
 ]
 
 
-@pytest.mark.parametrize(("entry", "window"), [row[1:] for row in ENTRIES], ids=[row[0] for row in ENTRIES])
+@pytest.mark.parametrize(
+    ("entry", "window"), [row[1:] for row in ENTRIES], ids=[row[0] for row in ENTRIES]
+)
 def test_windows_as_servers_name_them(entry: dict[str, Any], window: int | None) -> None:
     for page in ({"object": "list", "data": [entry]}, [entry], {"models": [entry]}):
         listed = listed_windows(json.dumps(page).encode())

@@ -31,7 +31,9 @@ def way(environment: dict[str, str], origin: str) -> str | None:
         ({"all_proxy": "socks5h://127.0.0.1:7890", "http_proxy": ONE}, "http://h", ONE),
     ],
 )
-def test_the_proxy_of_an_upstream(environment: dict[str, str], origin: str, proxy: str | None) -> None:
+def test_the_proxy_of_an_upstream(
+    environment: dict[str, str], origin: str, proxy: str | None
+) -> None:
     assert way(environment, origin) == proxy
 
 
@@ -76,7 +78,8 @@ def test_what_no_proxy_excepts(excepted: str, authority: str, direct: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "authority", ["localhost:11434", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "ollama.localhost"]
+    "authority",
+    ["localhost:11434", "127.0.0.1:8080", "127.9.9.9", "[::1]:8080", "ollama.localhost"],
 )
 @pytest.mark.parametrize("excepted", ["", GNOME, "example.com"])
 def test_this_machine_is_reached_directly(authority: str, excepted: str) -> None:
@@ -93,7 +96,9 @@ def test_what_is_no_address_is_a_mistake(name: str, address: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks5h", "socks4", "socks"])
 @pytest.mark.parametrize("name", ["HTTPS_PROXY", "ALL_PROXY"])
-def test_a_kind_that_cannot_be_asked_matters_only_where_it_is_needed(name: str, scheme: str) -> None:
+def test_a_kind_that_cannot_be_asked_matters_only_where_it_is_needed(
+    name: str, scheme: str
+) -> None:
     routes = Routes({name: f"{scheme}://127.0.0.1:7890", "NO_PROXY": "direct.example"})
     assert routes.to("https://direct.example") is None
     with pytest.raises(UpstreamUnreachable, match=f"{name} of the environment is a {scheme} proxy"):

@@ -17,17 +17,28 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="of all cases; odd: strangers are served, even: refused [1]"
+        "--seed",
+        type=int,
+        default=1,
+        help="of all cases; odd: strangers are served, even: refused [1]",
     )
     parser.add_argument("--seconds", type=float, help="how long; without --cases and --case 60")
     parser.add_argument("--cases", type=int, help="how many, at most")
     parser.add_argument("--case", type=int, nargs="+", default=[], help="just these")
     parser.add_argument(
-        "--front", type=int, nargs="+", default=[], help="just these, and an honest request behind each"
+        "--front",
+        type=int,
+        nargs="+",
+        default=[],
+        help="just these, and an honest request behind each",
     )
     parser.add_argument("--connections", type=int, default=8, help="attackers at once [8]")
     options = parser.parse_args()
-    seconds = options.seconds if options.seconds or options.cases or options.case or options.front else 60.0
+    seconds = (
+        options.seconds
+        if options.seconds or options.cases or options.case or options.front
+        else 60.0
+    )
     plan = Plan(
         seed=options.seed,
         cases=options.cases,

@@ -1,4 +1,5 @@
-"""Makes what attackers write, with pure functions of a seeded `random.Random`, listed in the table `KINDS`."""
+"""Makes what attackers write, with pure functions of a seeded `random.Random`, listed in the table
+`KINDS`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import zstandard
 from tests.wire import chunk
 
 LOUD, ROUGH = "loud-key", "rough-key"
-"""Keys of two tenants: the first uses the honest client's upstream, the second an upstream that misbehaves."""
+"""Keys of two tenants: the first uses the honest client's upstream, the second an upstream that
+misbehaves."""
 CHAT = "/v1/chat/completions"
 OPERATIONS = ("/context_offload", "/context_compact", "/context_compress", "/grep", "/read_file")
 
@@ -83,7 +85,8 @@ TOKENS = (
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
-    """Return `data` with a few mutations: a slice removed, repeated, moved or overwritten, or a token inserted."""
+    """Return `data` with a few mutations: a slice removed, repeated, moved or overwritten, or a
+    token inserted."""
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         start = chance.randrange(len(data) + 1)
         piece = data[start : start + chance.choice((1, 2, 8, 64, 4096))]
@@ -127,7 +130,8 @@ def dripped(chance: random.Random, data: bytes) -> Steps:
 
 
 def head(number: int, method: str, target: str, key: str | None, *fields: bytes) -> bytes:
-    """Return a head that is correct except for `fields`. `X-Fuzz` tells upstream the case's number."""
+    """Return a head that is correct except for `fields`. `X-Fuzz` tells upstream the case's
+    number."""
     lines = [f"{method} {target} HTTP/1.1".encode(), b"Host: 127.0.0.1", b"X-Fuzz: %d" % number]
     if key is not None:
         lines.append(b"Authorization: Bearer " + key.encode())
@@ -137,7 +141,10 @@ def head(number: int, method: str, target: str, key: str | None, *fields: bytes)
 def sized(number: int, target: str, key: str | None, body: bytes, *fields: bytes) -> bytes:
     """Return a whole POST request."""
     json_type = b"Content-Type: application/json"
-    return head(number, "POST", target, key, json_type, *fields, b"Content-Length: %d" % len(body)) + body
+    return (
+        head(number, "POST", target, key, json_type, *fields, b"Content-Length: %d" % len(body))
+        + body
+    )
 
 
 def some_key(chance: random.Random) -> str | None:
@@ -145,12 +152,28 @@ def some_key(chance: random.Random) -> str | None:
 
 
 def request_line(chance: random.Random, number: int) -> Steps:
-    method = chance.choice(("GET", "get", "POST", "HEAD", "OPTIONS", "CONNECT", "PRI", "TRACE", "BREW", "", "P OST"))
+    method = chance.choice(
+        ("GET", "get", "POST", "HEAD", "OPTIONS", "CONNECT", "PRI", "TRACE", "BREW", "", "P OST")
+    )
     target = chance.choice(
-        (CHAT, "/health", "*", "/", "//", "/v1/../health", "/%00", "/%zz", "/v1/models?" + "a" * 9000, "/\xe4\xff", "")
+        (
+            CHAT,
+            "/health",
+            "*",
+            "/",
+            "//",
+            "/v1/../health",
+            "/%00",
+            "/%zz",
+            "/v1/models?" + "a" * 9000,
+            "/\xe4\xff",
+            "",
+        )
     )
     target = chance.choice((target, f"http://other{target}", f"{target}#x", f"{target} x"))
-    version = chance.choice(("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/11", "HTTP/1.1 ", "", "http/1.1"))
+    version = chance.choice(
+        ("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/11", "HTTP/1.1 ", "", "http/1.1")
+    )
     ends = chance.choice((b"\r\n", b"\n", b"\r", b"\r\r\n"))
     line = f"{method} {target} {version}".encode("latin-1")
     fields = [b"Host: 127.0.0.1", b"Authorization: Bearer loud-key", b"X-Fuzz: %d" % number]
@@ -216,9 +239,13 @@ def fields(chance: random.Random, number: int) -> Steps:
     """Send fields that contradict each other, followed by bodies of either framing."""
     chosen = chance.sample(FIELDS, chance.randint(1, 4))
     target = chance.choice((CHAT, CHAT, "/v1/models", "/v1/embeddings", "/health", *OPERATIONS))
-    begun = head(number, chance.choice(("POST", "POST", "GET", "PUT")), target, some_key(chance), *chosen)
+    begun = head(
+        number, chance.choice(("POST", "POST", "GET", "PUT")), target, some_key(chance), *chosen
+    )
     inner = head(number, "GET", "/v1/smuggled", LOUD)
-    body = chance.choice((b"", b"abc", b"0\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n", b"0\r\n\r\n" + inner, b"abc" + inner))
+    body = chance.choice(
+        (b"", b"abc", b"0\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n", b"0\r\n\r\n" + inner, b"abc" + inner)
+    )
     return [begun + body] if chance.random() < 0.6 else [begun, 0.01, body]
 
 
@@ -226,7 +253,11 @@ def large_heads(chance: random.Random, number: int) -> Steps:
     begun = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Fuzz: {number}\r\n".encode()
     match chance.randrange(4):
         case 0:
-            return [begun, *(b"X-%d: y\r\n" % n * 100 for n in range(chance.choice((2, 30)))), b"\r\n"]
+            return [
+                begun,
+                *(b"X-%d: y\r\n" % n * 100 for n in range(chance.choice((2, 30)))),
+                b"\r\n",
+            ]
         case 1:
             return [begun + b"X-Long: ", *[b"z" * 65536] * chance.choice((1, 16)), b"\r\n\r\n"]
         case 2:
@@ -241,7 +272,9 @@ def large_heads(chance: random.Random, number: int) -> Steps:
 def chunked(chance: random.Random, number: int) -> Steps:
     body = chat(chance)
     size = chance.choice((1, 7, 1000))
-    pieces = [body[at : at + size] for at in range(0, min(len(body), 100 * size), size)] + [body[100 * size :]]
+    pieces = [body[at : at + size] for at in range(0, min(len(body), 100 * size), size)] + [
+        body[100 * size :]
+    ]
     framed = [chunk(piece) for piece in pieces if piece]
     spoiled = (
         b"",
@@ -258,11 +291,17 @@ def chunked(chance: random.Random, number: int) -> Steps:
     )
     if chance.random() < 0.6:
         framed.insert(chance.randrange(len(framed) + 1), chance.choice(spoiled))
-    trailers = chance.choice((b"", b"X-T: 1\r\n", b"Content-Length: 9\r\n", b"T: x\r\n" * 3000, b"upgrade: h2c\r\n"))
+    trailers = chance.choice(
+        (b"", b"X-T: 1\r\n", b"Content-Length: 9\r\n", b"T: x\r\n" * 3000, b"upgrade: h2c\r\n")
+    )
     ends = chance.choice((b"0\r\n" + trailers + b"\r\n", b"0\r\n", b"", b"000000\r\n\r\n"))
     target = chance.choice((CHAT, CHAT, "/v1/embeddings", "/grep"))
     begun = head(number, "POST", target, some_key(chance), b"Transfer-Encoding: chunked")
-    return [begun, *framed, ends] if chance.random() < 0.5 else dripped(chance, begun + b"".join(framed) + ends)
+    return (
+        [begun, *framed, ends]
+        if chance.random() < 0.5
+        else dripped(chance, begun + b"".join(framed) + ends)
+    )
 
 
 def pipelined(chance: random.Random, number: int) -> Steps:
@@ -288,7 +327,9 @@ def pipelined(chance: random.Random, number: int) -> Steps:
 def early(chance: random.Random, number: int) -> Steps:
     """Send a body that continues after the proxy has refused it."""
     refused = [
-        head(number, "POST", chance.choice((CHAT, *OPERATIONS)), "junk-9", b"Content-Length: 200000"),
+        head(
+            number, "POST", chance.choice((CHAT, *OPERATIONS)), "junk-9", b"Content-Length: 200000"
+        ),
         head(number, "POST", CHAT, LOUD, b"Content-Length: 99000000"),
         head(number, "POST", CHAT, "junk-9", b"Transfer-Encoding: chunked"),
         head(number, "POST", "/grep", None, b"Content-Length: 200000", b"Expect: 100-continue"),
@@ -302,13 +343,19 @@ def early(chance: random.Random, number: int) -> Steps:
     )
     pieces: Steps = [chance.choice(refused), chance.choice((0.0, 0.02))]
     for _ in range(chance.choice((1, 4, 20))):
-        pieces += [b"x" * chance.choice((10, 20_000)) + chance.choice(inside), chance.choice((0.0, 0.005))]
+        pieces += [
+            b"x" * chance.choice((10, 20_000)) + chance.choice(inside),
+            chance.choice((0.0, 0.005)),
+        ]
     return pieces
 
 
 def slow(chance: random.Random, number: int) -> Steps:
     """Send head and body slowly, or stop partway."""
-    return dripped(chance, sized(number, chance.choice((CHAT, "/grep", "/v1/files")), some_key(chance), chat(chance)))
+    return dripped(
+        chance,
+        sized(number, chance.choice((CHAT, "/grep", "/v1/files")), some_key(chance), chat(chance)),
+    )
 
 
 # Bodies
@@ -372,15 +419,29 @@ def odd_values(chance: random.Random) -> list[bytes]:
         b'{"a":' * DEEP + b"1" + b"}" * DEEP,
         b"[" + b",".join([b"{}"] * many) + b"]",
         b"[" + b",".join([json.dumps(user("x")).encode()] * many) + b"]",
-        json.dumps([*called("{", RESULT), *called("[" * 900, [{"type": "text", "text": RESULT}])]).encode(),
+        json.dumps(
+            [*called("{", RESULT), *called("[" * 900, [{"type": "text", "text": RESULT}])]
+        ).encode(),
         json.dumps(called("{}", RESULT * 8) * 2).encode(),
-        json.dumps([user([{"type": "text", "text": 3}]), {"role": "tool"}, 3, None, "x", []]).encode(),
+        json.dumps(
+            [user([{"type": "text", "text": 3}]), {"role": "tool"}, 3, None, "x", []]
+        ).encode(),
         json.dumps([{"type": "function", "function": {"name": "grep"}}] * many).encode(),
         b'{"role": "user", "role": "tool", "content": 1, "content": "x"}',
     ]
 
 
-MEMBERS = (b"messages", b"tools", b"model", b"stream", b"n", b"max_tokens", b"tool_choice", b"stream_options", b"stop")
+MEMBERS = (
+    b"messages",
+    b"tools",
+    b"model",
+    b"stream",
+    b"n",
+    b"max_tokens",
+    b"tool_choice",
+    b"stream_options",
+    b"stop",
+)
 
 
 def odd_json(chance: random.Random, names: Sequence[bytes]) -> bytes:
@@ -388,9 +449,14 @@ def odd_json(chance: random.Random, names: Sequence[bytes]) -> bytes:
     values = odd_values(chance)
     if chance.random() < 0.1:
         return chance.choice(values)
-    right = {b"model": b'"m"', b"messages": json.dumps([user("x"), *called("{}", RESULT), user("y")]).encode()}
+    right = {
+        b"model": b'"m"',
+        b"messages": json.dumps([user("x"), *called("{}", RESULT), user("y")]).encode(),
+    }
     members = [(name, right.get(name, b"null")) for name in chance.sample(names, len(names) // 2)]
-    members += [(chance.choice(names), chance.choice(values)) for _ in range(chance.choice((1, 1, 2, 30)))]
+    members += [
+        (chance.choice(names), chance.choice(values)) for _ in range(chance.choice((1, 1, 2, 30)))
+    ]
     chance.shuffle(members)
     return b"{" + b",".join(b'"%b": %b' % member for member in members) + b"}"
 
@@ -403,7 +469,17 @@ PARAMETERS = (
     b"messages store_dir context_manage_mode max_total_tokens max_tool_message_tokens keep_recent_count chat_id model "
     b"group_token_threshold preview_char_length pattern path glob file_path absolute_path offset limit"
 ).split()
-PATTERNS = ("a", "(?:.{0,99}m){9}zq", "(a*)*b", "\\p{Greek}+", "[", "(?i)" + "é" * 900, "\ud800", "", ".*" * 200)
+PATTERNS = (
+    "a",
+    "(?:.{0,99}m){9}zq",
+    "(a*)*b",
+    "\\p{Greek}+",
+    "[",
+    "(?i)" + "é" * 900,
+    "\ud800",
+    "",
+    ".*" * 200,
+)
 
 
 def operations(chance: random.Random, number: int) -> Steps:
@@ -436,7 +512,9 @@ def compressed(chance: random.Random, data: bytes, name: str) -> bytes:
         case "gzip":
             at = chance.randrange(len(data) + 1)
             members = (gzip.compress(data[:at], mtime=0), gzip.compress(data[at:], mtime=0))
-            return chance.choice((b"", gzip.compress(b"", mtime=0) * chance.choice((1, 2_000)))).join(members)
+            return chance.choice(
+                (b"", gzip.compress(b"", mtime=0) * chance.choice((1, 2_000)))
+            ).join(members)
         case "deflate":
             raw = zlib.compressobj(chance.choice((0, 9)), zlib.DEFLATED, chance.choice((-15, 15)))
             return raw.compress(data) + raw.flush()
@@ -467,7 +545,15 @@ def codings(chance: random.Random, number: int) -> Steps:
             data += chance.choice((b"junk", b"\x00" * 100, data))
     said = names if chance.random() < 0.9 else chance.choices(CODINGS, k=2)
     field = b"Content-Encoding: " + ", ".join(said).encode()
-    return [sized(number, chance.choice((CHAT, CHAT, CHAT, "/grep", "/v1/embeddings")), some_key(chance), data, field)]
+    return [
+        sized(
+            number,
+            chance.choice((CHAT, CHAT, CHAT, "/grep", "/v1/embeddings")),
+            some_key(chance),
+            data,
+            field,
+        )
+    ]
 
 
 # The rest
@@ -475,7 +561,9 @@ def codings(chance: random.Random, number: int) -> Steps:
 
 def relayed(chance: random.Random, number: int) -> Steps:
     method = chance.choice(("GET", "PUT", "DELETE", "PATCH", "POST", "HEAD", "OPTIONS"))
-    target = chance.choice(("/v1/models", "/v1/files", "/v1/responses", "/v1/a%2fb?x=%00", "/favicon.ico"))
+    target = chance.choice(
+        ("/v1/models", "/v1/files", "/v1/responses", "/v1/a%2fb?x=%00", "/favicon.ico")
+    )
     body = chance.choice((b"", b"x", chance.randbytes(chance.choice((100, 200_000)))))
     ends: Iterable[bytes] = (b"Content-Length: %d" % len(body),) if body else ()
     return [head(number, method, target, some_key(chance), *ends) + body]
@@ -483,10 +571,24 @@ def relayed(chance: random.Random, number: int) -> Steps:
 
 def health(chance: random.Random, number: int) -> Steps:
     target = chance.choice(
-        ("/health", "/health?deep=1", "/health/", "/metrics", "/_offload/", "/openapi.json", "/%68ealth")
+        (
+            "/health",
+            "/health?deep=1",
+            "/health/",
+            "/metrics",
+            "/_offload/",
+            "/openapi.json",
+            "/%68ealth",
+        )
     )
     body = chance.choice((b"", b"x" * 10, b"x" * 300_000))
-    begun = head(number, chance.choice(("GET", "HEAD", "POST", "PUT")), target, None, b"Content-Length: %d" % len(body))
+    begun = head(
+        number,
+        chance.choice(("GET", "HEAD", "POST", "PUT")),
+        target,
+        None,
+        b"Content-Length: %d" % len(body),
+    )
     return [begun + body]
 
 
@@ -507,7 +609,12 @@ def leaving(chance: random.Random, number: int) -> Steps:
 def garbage(chance: random.Random, number: int) -> Steps:
     return [
         chance.choice(
-            (chance.randbytes(2000), b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"")
+            (
+                chance.randbytes(2000),
+                b"\x16\x03\x01\x02\x00\x01\x00",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                b"",
+            )
         )
     ]
 
@@ -534,13 +641,28 @@ KINDS: dict[str, Maker] = {
 
 
 def through_a_front(chance: random.Random, number: int) -> Steps:
-    """Send a request as a front such as nginx passes it on: whole and correctly framed, with any body."""
+    """Send a request as a front such as nginx passes it on: whole and correctly framed, with any
+    body."""
     key = chance.choice((LOUD, "junk-3", "junk-4", None))
     target = chance.choice((CHAT, CHAT, "/v1/embeddings", *OPERATIONS))
-    inside = (b"\r\nupgrade: h2c\r\n", b"\r\n\r\n", head(number, "GET", "/v1/smuggled", LOUD), b"h2c", b"0\r\n\r\n")
-    body = b"".join(b"x" * chance.choice((1, 50, 30_000)) + chance.choice(inside) for _ in range(chance.choice((1, 5))))
+    inside = (
+        b"\r\nupgrade: h2c\r\n",
+        b"\r\n\r\n",
+        head(number, "GET", "/v1/smuggled", LOUD),
+        b"h2c",
+        b"0\r\n\r\n",
+    )
+    body = b"".join(
+        b"x" * chance.choice((1, 50, 30_000)) + chance.choice(inside)
+        for _ in range(chance.choice((1, 5)))
+    )
     body = chance.choice(
-        (body, chat(chance), odd_json(chance, MEMBERS), b"x" * (5 << 20) if chance.random() < 0.1 else b"")
+        (
+            body,
+            chat(chance),
+            odd_json(chance, MEMBERS),
+            b"x" * (5 << 20) if chance.random() < 0.1 else b"",
+        )
     )
     whole = sized(number, target, key, body, *chance.choice(((), (b"Content-Encoding: gzip",))))
     ends = whole.index(b"\r\n\r\n") + 4

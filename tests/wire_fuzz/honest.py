@@ -1,4 +1,5 @@
-"""The client that must be served whatever others do, and the book of its requests and the replies they must get."""
+"""The client that must be served whatever others do, and the book of its requests and the replies
+they must get."""
 
 from __future__ import annotations
 
@@ -20,10 +21,13 @@ from tests.wire_fuzz.attacks import RESULT, called, through_a_front, user
 KEY = "honest-key"
 IDENTITY = b"Bearer " + KEY.encode()
 PATIENCE = 150.0
-"""Seconds to wait for an honest reply. That is far above what it should take, so that a busy machine fails nothing."""
+"""Seconds to wait for an honest reply. That is far above what it should take, so that a busy
+machine fails nothing."""
 KEPT = 100
 """Most violations whose texts are kept."""
-HEARTBEAT = re.compile(rb'(?m)^(?::[^\n]*|data: [^\n]*"delta":\{\},"finish_reason":null\}\]\})\n\n?')
+HEARTBEAT = re.compile(
+    rb'(?m)^(?::[^\n]*|data: [^\n]*"delta":\{\},"finish_reason":null\}\]\})\n\n?'
+)
 """What the proxy may add to a stream while it waits."""
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 
@@ -70,7 +74,8 @@ class Book:
             self.say(f"VIOLATION: {text}")
 
     def arrival(self, message: Message) -> None:
-        """Note a request that reached upstream under the honest key. The proxy itself asks for models, once."""
+        """Note a request that reached upstream under the honest key. The proxy itself asks for
+        models, once."""
         if message.line.startswith(b"GET /v1/models "):
             return
         number = message.get(b"x-honest")
@@ -104,7 +109,12 @@ class Book:
 
 def _post(number: int, target: str, body: bytes, *fields: bytes) -> bytes:
     lines = [f"POST {target} HTTP/1.1".encode(), b"Host: 127.0.0.1", b"Authorization: " + IDENTITY]
-    lines += [b"X-Honest: %d" % number, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *fields]
+    lines += [
+        b"X-Honest: %d" % number,
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+        *fields,
+    ]
     return b"\r\n".join([*lines, b"", b""]) + body
 
 
@@ -129,18 +139,26 @@ def plain(number: int) -> Asked:
 
 
 def streamed(number: int) -> Asked:
-    return _direct("streamed", number, _chat(number, stream=True), b"".join(replies.events(_text(number))))
+    return _direct(
+        "streamed", number, _chat(number, stream=True), b"".join(replies.events(_text(number)))
+    )
 
 
 def zipped(number: int) -> Asked:
     """A chat with nothing to move, so that the client's bytes must go through unchanged."""
     body = gzip.compress(_chat(number), mtime=0)
-    return _direct("zipped", number, body, replies.completion(_text(number)), b"Content-Encoding: gzip")
+    return _direct(
+        "zipped", number, body, replies.completion(_text(number)), b"Content-Encoding: gzip"
+    )
 
 
 def relayed(number: int) -> Asked:
     target = f"/v1/models?number={number}"
-    wire = _post(number, target, b"").replace(b"POST", b"GET", 1).replace(b"Content-Length: 0\r\n", b"")
+    wire = (
+        _post(number, target, b"")
+        .replace(b"POST", b"GET", 1)
+        .replace(b"Content-Length: 0\r\n", b"")
+    )
     arrives = f"GET {target}\n".encode()
     return Asked("relayed", number, wire, target, ((arrives,), replies.completion(_text(number))))
 
@@ -151,7 +169,12 @@ def _history(**members: Any) -> bytes:
         messages += called(f'{{"n": {turn}}}', f"log {turn}\n" + RESULT, f"call_{turn}")
         messages += [{"role": "assistant", "content": "I have it."}]
     return json.dumps(
-        {"model": "m", "messages": [*messages, user("What is the code?")], "tools": [TOOL], **members}
+        {
+            "model": "m",
+            "messages": [*messages, user("What is the code?")],
+            "tools": [TOOL],
+            **members,
+        }
     ).encode()
 
 
@@ -178,7 +201,9 @@ def compact(number: int) -> bytes:
     messages = json.loads(_history())["messages"]
     limits = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
     return _post(
-        number, "/context_compact", json.dumps({"messages": messages, "store_dir": "/kept", **limits}).encode()
+        number,
+        "/context_compact",
+        json.dumps({"messages": messages, "store_dir": "/kept", **limits}).encode(),
     )
 
 
@@ -231,7 +256,8 @@ class Client:
         self._link: Link | None = None
 
     async def first(self) -> None:
-        """Send everything once while nobody attacks, and twice what is compared with the first time."""
+        """Send everything once while nobody attacks, and twice what is compared with the first
+        time."""
         reply = await self._told(await self._free(), compact(self._next()))
         if reply.status != 200:
             self._book.fault(f"nothing was stored: {reply.line!r} {reply.body[:300]!r}")
@@ -248,7 +274,8 @@ class Client:
         await self._asking(kind or self._chance.choice(KINDS), await self._free(), behind=None)
 
     async def ask_behind(self, number: int) -> None:
-        """Send one request on a connection that has just served an attacker's request, as behind a front."""
+        """Send one request on a connection that has just served an attacker's request, as behind a
+        front."""
         link = await Link.open(self._port)
         try:
             if await self._served(link, number):
@@ -269,7 +296,8 @@ class Client:
         return self._link
 
     async def _served(self, link: Link, number: int) -> bool:
-        """Send an attacker's whole request. Returns whether its reply allows the connection to be used again."""
+        """Send an attacker's whole request. Returns whether its reply allows the connection to be
+        used again."""
         with suppress(OSError, asyncio.IncompleteReadError):
             for step in through_a_front(random.Random(f"front/{number}"), number):
                 if isinstance(step, bytes):

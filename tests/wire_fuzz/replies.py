@@ -1,6 +1,8 @@
-"""Upstream's replies to attackers: well-behaved on the port that the honest client shares, anything on the other.
+"""Upstream's replies to attackers: well-behaved on the port that the honest client shares, anything
+on the other.
 
-A scripted reply is a list of bytes and pauses. A connection ends after a reply whose framing cannot be trusted.
+A scripted reply is a list of bytes and pauses. A connection ends after a reply whose framing cannot
+be trusted.
 """
 
 from __future__ import annotations
@@ -21,15 +23,26 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 def whole(body: bytes, *fields: bytes, status: bytes = b"200 OK") -> bytes:
     """Return a reply with a length."""
-    lines = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *fields]
+    lines = [
+        b"HTTP/1.1 " + status,
+        b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body),
+        *fields,
+    ]
     return b"\r\n".join([*lines, b"", b""]) + body
 
 
 def completion(message: dict[str, Any]) -> bytes:
     ends = "tool_calls" if "tool_calls" in message else "stop"
-    choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": ends}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": None, **message},
+        "finish_reason": ends,
+    }
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
-    return json.dumps({**NAMES, "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+    return json.dumps(
+        {**NAMES, "object": "chat.completion", "choices": [choice], "usage": usage}
+    ).encode()
 
 
 def events(message: dict[str, Any]) -> list[bytes]:
@@ -39,13 +52,30 @@ def events(message: dict[str, Any]) -> list[bytes]:
     for index, call in enumerate(message.get("tool_calls", ())):
         arguments = call["function"]["arguments"]
         opening = {"name": call["function"]["name"], "arguments": ""}
-        deltas.append({"tool_calls": [{"index": index, "id": call["id"], "type": "function", "function": opening}]})
+        deltas.append(
+            {
+                "tool_calls": [
+                    {"index": index, "id": call["id"], "type": "function", "function": opening}
+                ]
+            }
+        )
         for at in range(0, len(arguments), 9):
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": arguments[at : at + 9]}}]})
-    choices: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+            deltas.append(
+                {
+                    "tool_calls": [
+                        {"index": index, "function": {"arguments": arguments[at : at + 9]}}
+                    ]
+                }
+            )
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": delta, "finish_reason": None} for delta in deltas
+    ]
     ends = "tool_calls" if "tool_calls" in message else "stop"
     choices.append({"index": 0, "delta": {}, "finish_reason": ends})
-    made = [json.dumps({**NAMES, "object": "chat.completion.chunk", "choices": [choice]}) for choice in choices]
+    made = [
+        json.dumps({**NAMES, "object": "chat.completion.chunk", "choices": [choice]})
+        for choice in choices
+    ]
     return [f"data: {one}\n\n".encode() for one in [*made, "[DONE]"]]
 
 
@@ -88,18 +118,36 @@ def well_behaved(chance: random.Random, message: Message) -> list[Piece]:
 def odd_calls(chance: random.Random) -> list[dict[str, Any]]:
     """Return calls of grep and read_file, both as models make them and malformed."""
     paths = ("/context_store/a.txt", "/context_store/../x", "", 3, None, "\ud800", "/" * 3000)
-    odd = ("", "{", "[]", "null", '{"pattern": ' + "[" * 2000, '{"pattern": "a", "pattern": 3}', "x" * 20_000)
+    odd = (
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"pattern": ' + "[" * 2000,
+        '{"pattern": "a", "pattern": 3}',
+        "x" * 20_000,
+    )
     made = []
     for number in range(chance.choice((1, 1, 2, 12))):
         arguments: Any = chance.choice(
             (
                 {"pattern": chance.choice(PATTERNS)},
                 {"pattern": "code is 1", "path": chance.choice(paths)},
-                {"path": chance.choice(paths), "offset": chance.choice((0, -5, 10**25, "1")), "limit": 3},
+                {
+                    "path": chance.choice(paths),
+                    "offset": chance.choice((0, -5, 10**25, "1")),
+                    "limit": 3,
+                },
                 chance.choice(odd),
             )
         )
-        made.append(call(chance.choice(("grep", "read_file")), arguments, chance.choice((f"c{number}", "same", ""))))
+        made.append(
+            call(
+                chance.choice(("grep", "read_file")),
+                arguments,
+                chance.choice((f"c{number}", "same", "")),
+            )
+        )
     return made
 
 
@@ -120,7 +168,11 @@ def broken_framing(chance: random.Random) -> list[Piece]:
         [whole(body)[:-20]],
         [whole(body, b"Content-Length: 3")],
         [whole(body, b"Transfer-Encoding: chunked")],
-        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n" + chunk(gzip.compress(body)) + b"0\r\n\r\n"],
+        [
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+            + chunk(gzip.compress(body))
+            + b"0\r\n\r\n"
+        ],
         [b"HTTP/1.0 200 OK\r\n\r\n" + body],
         [b"HTTP/1.1 200 OK\r\n\r\n" + body],
         [body],
@@ -161,22 +213,34 @@ def broken_heads(chance: random.Random) -> list[Piece]:
         b"600 X",
     )
     reply = whole(body, chance.choice(fields), status=chance.choice(statuses))
-    return [chance.choice((b"", b"HTTP/1.1 100 Continue\r\n\r\n" * chance.choice((1, 500)), b"\r\n")) + reply]
+    return [
+        chance.choice((b"", b"HTTP/1.1 100 Continue\r\n\r\n" * chance.choice((1, 500)), b"\r\n"))
+        + reply
+    ]
 
 
 def broken_codings(chance: random.Random) -> list[Piece]:
     name = chance.choice(("gzip", "deflate", "br", "zstd"))
-    said = b"".join(events({"content": "a b c"})) if chance.random() < 0.5 else completion({"content": "x"})
+    said = (
+        b"".join(events({"content": "a b c"}))
+        if chance.random() < 0.5
+        else completion({"content": "x"})
+    )
     data = compressed(chance, chance.choice((said, said, b"\x00" * (8 << 20))), name)
-    data = chance.choice((data, data[: len(data) // 2], mutated(chance, data), data + b"junk", said))
+    data = chance.choice(
+        (data, data[: len(data) // 2], mutated(chance, data), data + b"junk", said)
+    )
     kind = b"Content-Type: text/event-stream" if said.startswith(b"data") else b"X-Kind: whole"
     return [whole(data, b"Content-Encoding: " + name.encode(), kind)]
 
 
 def odd_events(chance: random.Random) -> list[Piece]:
-    """Return SSE of every shape: line ends, comments, giants, cut characters, no end, or bytes after the end."""
+    """Return SSE of every shape: line ends, comments, giants, cut characters, no end, or bytes
+    after the end."""
     made = events({"content": "a \u2028 b é", "tool_calls": odd_calls(chance)})
-    piece = json.dumps({**NAMES, "choices": [{"index": 0, "delta": {"tool_calls": [nameless(chance)]}}]}).encode()
+    piece = json.dumps(
+        {**NAMES, "choices": [{"index": 0, "delta": {"tool_calls": [nameless(chance)]}}]}
+    ).encode()
     extra = (
         b": comment\n\n",
         b"event: ping\ndata: {}\n\n",
@@ -197,16 +261,21 @@ def odd_events(chance: random.Random) -> list[Piece]:
         b'data: {"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}\n\n',
     )
     for _ in range(chance.choice((1, 3, 10))):
-        made.insert(chance.randrange(len(made) + 1), chance.choice(extra) * chance.choice((1, 1, 200)))
+        made.insert(
+            chance.randrange(len(made) + 1), chance.choice(extra) * chance.choice((1, 1, 200))
+        )
     said = b"".join(made)
-    said = chance.choice((said, said.replace(b"\n", b"\r\n"), said.replace(b"\n", b"\r"), mutated(chance, said)))
+    said = chance.choice(
+        (said, said.replace(b"\n", b"\r\n"), said.replace(b"\n", b"\r"), mutated(chance, said))
+    )
     size = chance.choice((len(said), 1_000, 5)) or 1
     cuts = [said[at : at + size] for at in range(0, min(len(said), 300 * size), size)]
     return [EVENTS, b"".join(chunk(part) for part in cuts if part), b"0\r\n\r\n"]
 
 
 def nameless(chance: random.Random) -> dict[str, Any]:
-    """Return a piece of a call as some servers send it: without an id or an index, or with the name repeated."""
+    """Return a piece of a call as some servers send it: without an id or an index, or with the name
+    repeated."""
     entry: dict[str, Any] = {"function": {"name": "grep", "arguments": "a"}}
     more: tuple[dict[str, Any], ...] = (
         {},
@@ -239,7 +308,16 @@ def odd_wholes(chance: random.Random) -> list[Piece]:
         mutated(chance, completion({"content": "x", "tool_calls": odd_calls(chance)})),
     )
     status = chance.choice(
-        (b"200 OK", b"200 OK", b"400 Bad", b"401 No", b"404 Not", b"429 Slow", b"500 Bad", b"503 Away")
+        (
+            b"200 OK",
+            b"200 OK",
+            b"400 Bad",
+            b"401 No",
+            b"404 Not",
+            b"429 Slow",
+            b"500 Bad",
+            b"503 Away",
+        )
     )
     return [whole(chance.choice(bodies), status=status)]
 

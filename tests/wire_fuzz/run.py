@@ -1,4 +1,5 @@
-"""Runs attackers and the honest client against a proxy, for some cases or some time, and reports the results."""
+"""Runs attackers and the honest client against a proxy, for some cases or some time, and reports
+the results."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ from tests.wire_fuzz.attacks import CHAT, LOUD, ROUGH, Act, Case, case, chat, he
 
 MIB = 1 << 20
 GROWTH = 384 * MIB
-"""Most bytes by which the process may grow: bounded caches fill, and eight bombs expand to the body limit."""
+"""Most bytes by which the process may grow: bounded caches fill, and eight bombs expand to the body
+limit."""
 DESCRIPTORS = 40
-"""How many more descriptors may be open at the end than at the start: mostly idle connections to upstreams."""
+"""How many more descriptors may be open at the end than at the start: mostly idle connections to
+upstreams."""
 BODY_LIMIT = 4 * MIB
 DRAIN = 1.0
 """Seconds of --drain-timeout."""
 SLACK = runner.GRACE + 2.0
-"""Seconds beyond `DRAIN` that the process may take to end: with something that hangs, it takes all but the last two. An
-idle one takes a few tenths."""
+"""Seconds beyond `DRAIN` that the process may take to end: with something that hangs, it takes all
+but the last two. An idle one takes a few tenths."""
 SILENCE = 60.0
 """Seconds that upstream may take to begin a reply."""
 STALL = 0.1
@@ -53,7 +56,8 @@ BUG = re.compile(r"Traceback|a bug, at request|Task exception was never retrieve
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: a number of `cases`, cases for `seconds`, or just the cases `only` and those of the `front`."""
+    """What to run: a number of `cases`, cases for `seconds`, or just the cases `only` and those of
+    the `front`."""
 
     seed: int
     cases: int | None = None
@@ -86,7 +90,8 @@ class Figures:
     """Open descriptors at the start, at most, and at the end."""
     health: list[float] = field(default_factory=list)
     stalled: float = 0.0
-    """Seconds of the longest stall of this process, which plays the upstreams: a machine with too much to do."""
+    """Seconds of the longest stall of this process, which plays the upstreams: a machine with too
+    much to do."""
     ended: float = 0.0
     """Seconds that the process took to end after SIGTERM."""
 
@@ -103,7 +108,9 @@ class Figures:
         yield f"violations: {self.book.faults}"
         for kind, count in sorted(self.cases.items()):
             said = sorted((told, many) for (of, told), many in self.statuses.items() if of == kind)
-            yield f"  {kind:14}{count:7} cases: " + ", ".join(f"{told or 'none'} x {many}" for told, many in said)
+            yield f"  {kind:14}{count:7} cases: " + ", ".join(
+                f"{told or 'none'} x {many}" for told, many in said
+            )
         yield f"RSS MiB start/max/end: {'/'.join(mib)}"
         yield f"descriptors start/max/end: {'/'.join(map(str, self.descriptors))}"
         slowest = max(self.health, default=0.0)
@@ -151,7 +158,9 @@ async def _proxy(figures: Figures) -> AsyncIterator[Proxy]:
 
     async def shared(peer: Peer) -> None:
         await _replying(
-            peer, book, lambda message: replies.well_behaved(_chance(seed, message.get(b"x-fuzz")), message)
+            peer,
+            book,
+            lambda message: replies.well_behaved(_chance(seed, message.get(b"x-fuzz")), message),
         )
 
     async def rough(peer: Peer) -> None:
@@ -171,7 +180,11 @@ async def _proxy(figures: Figures) -> AsyncIterator[Proxy]:
         }
         if figures.plan.strangers:
             policies["default"] = policy
-        flags = [f"--body-limit={BODY_LIMIT}", f"--drain-timeout={DRAIN:g}", f"--first-byte-timeout={SILENCE:g}"]
+        flags = [
+            f"--body-limit={BODY_LIMIT}",
+            f"--drain-timeout={DRAIN:g}",
+            f"--first-byte-timeout={SILENCE:g}",
+        ]
         yield held.enter_context(spawned(policies, flags=flags))
 
 
@@ -179,14 +192,18 @@ def _chance(seed: int, numbers: list[bytes]) -> random.Random:
     return random.Random(f"{seed}/{b','.join(numbers).decode('latin-1')}/reply")
 
 
-async def _replying(peer: Peer, book: honest.Book, reply: Callable[[Any], list[replies.Piece]]) -> None:
+async def _replying(
+    peer: Peer, book: honest.Book, reply: Callable[[Any], list[replies.Piece]]
+) -> None:
     """Answer requests. A malformed one is the proxy's fault, whoever sent it."""
     while True:
         try:
             message = await read_message(peer.reader)
             framing = message.get(b"content-length") + message.get(b"transfer-encoding")
             if len(framing) > 1:
-                book.fault(f"a request went upstream with two lengths: {message.line!r} {framing!r}")
+                book.fault(
+                    f"a request went upstream with two lengths: {message.line!r} {framing!r}"
+                )
                 return
         except asyncio.LimitOverrunError:
             book.fault("a head of more than 1 MiB went upstream")
@@ -197,7 +214,9 @@ async def _replying(peer: Peer, book: honest.Book, reply: Callable[[Any], list[r
         if message.get(b"authorization") == [honest.IDENTITY]:
             before = len(book.violations)
             book.arrival(message)
-            said: list[replies.Piece] = honest.answer(message) if len(book.violations) == before else [b""]
+            said: list[replies.Piece] = (
+                honest.answer(message) if len(book.violations) == before else [b""]
+            )
         else:
             said = reply(message)
         await _say(peer, said)
@@ -233,7 +252,10 @@ class Watch:
         if self._process.poll() is not None:
             return False
         self.figures.rss[1:] = [max(self.figures.rss[1], self._rss()), self._rss()]
-        self.figures.descriptors[1:] = [max(self.figures.descriptors[1], self._descriptors()), self._descriptors()]
+        self.figures.descriptors[1:] = [
+            max(self.figures.descriptors[1], self._descriptors()),
+            self._descriptors(),
+        ]
         return True
 
     def close(self) -> None:
@@ -272,8 +294,12 @@ class Watch:
 async def _attack(watch: Watch, plan: Plan) -> None:
     """Run all cases and the honest clients at the same time."""
     numbers = iter(plan.numbers())
-    attackers = [asyncio.create_task(_attacking(watch, plan, numbers)) for _ in range(plan.connections)]
-    beside = [asyncio.create_task(_asking(watch, plan.seed * HONEST + one)) for one in range(HONEST)]
+    attackers = [
+        asyncio.create_task(_attacking(watch, plan, numbers)) for _ in range(plan.connections)
+    ]
+    beside = [
+        asyncio.create_task(_asking(watch, plan.seed * HONEST + one)) for one in range(HONEST)
+    ]
     beside.append(asyncio.create_task(watch.watching()))
     over = asyncio.create_task(asyncio.wait(attackers))
     await asyncio.wait([over, *beside], return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +324,8 @@ async def _attacking(watch: Watch, plan: Plan, numbers: Iterator[int]) -> None:
 
 
 async def _asking(watch: Watch, seed: int) -> None:
-    """Ask by turns on an own connection and after an attacker on its connection, until cancelled."""
+    """Ask by turns on an own connection and after an attacker on its connection, until
+    cancelled."""
     chance = random.Random(seed)
     client = honest.Client(watch.proxy.port, watch.figures.book, chance)
     for number in itertools.count(seed * 1_000_000):
@@ -356,7 +383,11 @@ def _end(proxy: Proxy, figures: Figures) -> None:
     if process.poll() is not None:
         return
     whole = sized(0, CHAT, ROUGH, chat(random.Random(0)))
-    unfinished = (b"POST /v1/chat", head(0, "POST", CHAT, LOUD, b"Content-Length: 1000") + b"{", whole)
+    unfinished = (
+        b"POST /v1/chat",
+        head(0, "POST", CHAT, LOUD, b"Content-Length: 1000") + b"{",
+        whole,
+    )
     with ExitStack() as left:
         for data in unfinished:
             left.enter_context(socket.create_connection(("127.0.0.1", proxy.port))).sendall(data)

@@ -1,12 +1,14 @@
-"""The dashboard at `/_offload/`: what was sent and what it cost, from rows in a file beside the log.
+"""The dashboard at `/_offload/`: what was sent and what it cost, from rows in a file beside the
+log.
 
-Requests end as outcomes. `Dashboard.record` queues each of them for a thread that writes (`writer`), and the pages read
-what all workers wrote (`queries`).
+Requests end as outcomes. `Dashboard.record` queues each of them for a thread that writes
+(`writer`), and the pages read what all workers wrote (`queries`).
 
-The operator sees everything, and the holder of a caller's key what was done for that key. The operator has the admin
-token, or without one a link that opens once, which `serve` prints. Nobody is trusted for where a request comes from: a
-reverse proxy on this machine looks like a browser on it. Whoever logs in gets a cookie. It is signed with the admin
-token, so that all replicas take it, or with a secret of the dashboard's file.
+The operator sees everything, and the holder of a caller's key what was done for that key. The
+operator has the admin token, or without one a link that opens once, which `serve` prints. Nobody is
+trusted for where a request comes from: a reverse proxy on this machine looks like a browser on it.
+Whoever logs in gets a cookie. It is signed with the admin token, so that all replicas take it, or
+with a secret of the dashboard's file.
 """
 
 from __future__ import annotations
@@ -47,15 +49,18 @@ T = TypeVar("T")
 
 COOKIE = "offload_session"
 
-VALID, VALID_BY_LINK = 12 * 3600, 30 * 86_400
-"""Seconds for which a cookie is valid: one that can be had again with a token or key, and that of the link."""
+VALID = 12 * 3600
+VALID_BY_LINK = 30 * 86_400
+"""Seconds for which a cookie is valid: one that can be had again with a token or key, and that of
+the link."""
 
 MISSING = "the proxy was started without --dashboard FILE"
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts that stand for all addresses of a machine."""
 
-AT_ONCE, VIEWERS = 4, 32
+AT_ONCE = 4
+VIEWERS = 32
 """Queries that one viewer may have under way, and all viewers together."""
 
 
@@ -70,9 +75,11 @@ class Viewer(msgspec.Struct, frozen=True):
 
 
 class Dashboard:
-    """The dashboard of one process. Without `settings.dashboard` it records nothing, and its pages say so.
+    """The dashboard of one process. Without `settings.dashboard` it records nothing, and its pages
+    say so.
 
-    `health` returns the state of this process, with what it believes of the upstreams of some namespaces.
+    `health` returns the state of this process, with what it believes of the upstreams of some
+    namespaces.
     """
 
     def __init__(
@@ -81,15 +88,23 @@ class Dashboard:
         policies: Callable[[], Policies],
         health: Callable[[Collection[str]], Awaitable[Mapping[str, Any]]],
     ) -> None:
-        self._settings, self._policies, self._health = settings, policies, health
+        self._settings = settings
+        self._policies = policies
+        self._health = health
         self._writer: Writer | None = None
         if (path := settings.dashboard) is not None:
             kept = settings.dashboard_content
             size = settings.dashboard_limit
-            self._writer = Writer(path, size, lambda name: retention(name, policies()), content=kept)
-        self._operators, self._viewers = (ThreadPoolExecutor(1, "dashboard-reader") for _ in range(2))
+            self._writer = Writer(
+                path, size, lambda name: retention(name, policies()), content=kept
+            )
+        self._operators, self._viewers = (
+            ThreadPoolExecutor(1, "dashboard-reader") for _ in range(2)
+        )
         self._waiting = Counter[str]()  # queries under way, by namespace
-        self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
+        self.access = Access(
+            settings.admin_token, lambda: self._writer.secret if self._writer else b""
+        )
         self.replica = f"{socket.gethostname()}:{settings.port}"
         """What the pages call this replica."""
 
@@ -115,11 +130,17 @@ class Dashboard:
 
     async def exchange(self, store: Store, warn: Callable[[str, str], None]) -> None:
         """Exchange sums with the other replicas that use this store, until cancelled."""
-        settings, path = self._settings, self._settings.dashboard
+        settings = self._settings
+        path = self._settings.dashboard
         if path is not None and not self.state()["off"]:
             host = settings.host if settings.host not in EVERYWHERE else socket.gethostname()
-            url = settings.replica_url or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-            upstreams = {one.base_url for policy in self._policies().all() for one in policy.upstreams}
+            url = (
+                settings.replica_url
+                or f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+            )
+            upstreams = {
+                one.base_url for policy in self._policies().all() for one in policy.upstreams
+            }
             rows = partial(Rows, path, settings.dashboard_limit)
             await Fleet(rows, store, self.replica, url, warn, upstreams=upstreams).run()
 
@@ -132,7 +153,8 @@ class Dashboard:
 
     async def health(self) -> Mapping[str, Any]:
         """Return the state of this process, and how the writing goes."""
-        state, namespaces = self.state(), list[str]()
+        state = self.state()
+        namespaces = list[str]()
         try:
             namespaces = await self.read(Reader.namespaces, Viewer())
         except DashboardFault as fault:
@@ -140,9 +162,11 @@ class Dashboard:
         return {"dashboard": state, **await self._health(namespaces)}
 
     async def read(self, query: Callable[[Reader], T], viewer: Viewer) -> T:
-        """Run a query in a thread. Viewers wait for each other, and the operator for none of them. Raises
-        DashboardFault, and Overloaded if too many wait."""
-        state, path, who = self.state(), self._settings.dashboard, viewer.namespace or ""
+        """Run a query in a thread. Viewers wait for each other, and the operator for none of them.
+        Raises DashboardFault, and Overloaded if too many wait."""
+        state = self.state()
+        path = self._settings.dashboard
+        who = viewer.namespace or ""
         if state["off"] or path is None:
             raise DashboardFault(state["fault"])
         if who and (self._waiting[who] >= AT_ONCE or self._waiting.total() >= VIEWERS):
@@ -169,8 +193,12 @@ class Dashboard:
     async def owner(self, key: str) -> Viewer:
         """Return whom a caller's key lets in. Raises Unauthorized and DashboardFault."""
         tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
-        if tenant.anonymous or (tenant.policy.share_namespace and tenant.policy is self._policies().default):
-            raise Unauthorized("This key is not listed in a policy, and its tenant's callers share one namespace.")
+        if tenant.anonymous or (
+            tenant.policy.share_namespace and tenant.policy is self._policies().default
+        ):
+            raise Unauthorized(
+                "This key is not listed in a policy, and its tenant's callers share one namespace."
+            )
         viewer = Viewer(tenant.namespace)
         if not await self.read(Reader.any, viewer):
             raise Unauthorized("Nothing is kept of this key's requests.")
@@ -182,8 +210,8 @@ class Dashboard:
         return self._settings.dashboard_content and policy is not None and policy.dashboard_content
 
     def price(self, tenant: str, model: str) -> float | None:
-        """Return the money for a million plain input tokens, if the tenant's policy or the price list says; None, too,
-        where they cost nothing."""
+        """Return the money for a million plain input tokens, if the tenant's policy or the price
+        list says; None, too, where they cost nothing."""
         policy = self._policy(tenant)
         if policy is None:
             return price_of("", model).input_price
@@ -200,20 +228,26 @@ def _price(policy: Policy, model: str) -> float | None:
 
 
 class Access:
-    """Compares tokens, and makes and reads cookies. `secret` returns the file's random bytes, empty without a file."""
+    """Compares tokens, and makes and reads cookies. `secret` returns the file's random bytes, empty
+    without a file."""
 
     def __init__(
-        self, admin_token: str | None, secret: Callable[[], bytes], clock: Callable[[], float] = time.time
+        self,
+        admin_token: str | None,
+        secret: Callable[[], bytes],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.token = admin_token or ""
-        self._secret, self._clock = secret, clock
+        self._secret = secret
+        self._clock = clock
 
     def is_admin(self, token: str) -> bool:
         """Return whether this is the admin token."""
         return is_admin(self.token, token)
 
     def cookie(self, viewer: Viewer, valid: float = VALID) -> str:
-        """Return a new cookie's value. Raises DashboardFault if there is neither a token nor a file to sign it."""
+        """Return a new cookie's value. Raises DashboardFault if there is neither a token nor a file
+        to sign it."""
         said = msgspec.msgpack.encode((int(self._clock() + valid), viewer.namespace))
         if not (signature := self._signature(said)):
             raise DashboardFault("The dashboard's file is not open yet: try again")
@@ -225,7 +259,8 @@ class Access:
             raw = urlsafe_b64decode(cookie.encode())
         except ValueError:
             return None
-        signature, said = raw[:32], raw[32:]
+        signature = raw[:32]
+        said = raw[32:]
         if not said or not hmac.compare_digest(signature, self._signature(said)):
             return None
         until, namespace = msgspec.msgpack.decode(said, type=tuple[int, str | None])
@@ -238,14 +273,15 @@ class Access:
 
 
 def invitation(settings: Settings, address: str) -> str:
-    """Return a line for whoever starts the proxy, with a link that opens the dashboard once; "" if there is none."""
+    """Return a line for whoever starts the proxy, with a link that opens the dashboard once; "" if
+    there is none."""
     link = new_link(settings, address)
     return f"the dashboard opens, once, at {link}" if link else ""
 
 
 def new_link(settings: Settings, address: str) -> str | None:
-    """Return a link that opens the dashboard once, or None if there is no file, or a token to log in with. It replaces
-    the last one."""
+    """Return a link that opens the dashboard once, or None if there is no file, or a token to log
+    in with. It replaces the last one."""
     code = secrets.token_urlsafe(24)
     made = _changed(settings, code, "UPDATE secret SET link = ?")
     return f"{address}/_offload/login?once={code}" if made else None
@@ -257,8 +293,8 @@ def use_link(settings: Settings, code: str) -> bool:
 
 
 def _changed(settings: Settings, code: str, change: str) -> bool:
-    """Return whether a statement with the code's digest changed the link; False if links open nothing, or if the
-    dashboard is off, which says why."""
+    """Return whether a statement with the code's digest changed the link; False if links open
+    nothing, or if the dashboard is off, which says why."""
     if settings.dashboard is None or settings.admin_token:
         return False
     try:

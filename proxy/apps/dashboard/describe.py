@@ -1,5 +1,5 @@
-"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, and what became of
-each message. The thread that writes rows describes requests.
+"""What a chat request shows beside its outcome: its session, the tokens that were sent of each
+kind, and what became of each message. The thread that writes rows describes requests.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ _KIND = bytes((SYSTEM, USER, ASSISTANT, RESULTS, ASSISTANT))
 MESSAGES = 1_000
 """Messages of one request that are listed, the newest."""
 
-LONGEST_TEXT, TEXTS = 20_000, 500_000
-"""Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
+LONGEST_TEXT = 20_000
+TEXTS = 500_000
+"""Characters that are kept of one text, and of all texts of one request, if content is kept at
+all."""
 
 AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED, MARKED, RESTORED = (
     "", "first_sight", "event", "summarised", "marked", "restored",
 )  # fmt: skip
-"""What became of a message: nothing, moved before it was sent once, moved at an event, part of a snapshot, sent with a
-cache breakpoint of ours, or sent as the model had written it."""
+"""What became of a message: nothing, moved before it was sent once, moved at an event, part of a
+snapshot, sent with a cache breakpoint of ours, or sent as the model had written it."""
 
 Described = tuple[int | None, Sequence[int] | None, bytes | None]
 """The session's number, the tokens of each of `KINDS`, and what became of each message."""
@@ -44,7 +46,8 @@ NOTHING: Described = (None, None, None)
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What became of one message: its tokens and digest as it came and as it was sent, and the rule that decided."""
+    """What became of one message: its tokens and digest as it came and as it was sent, and the rule
+    that decided."""
 
     index: int
     kind: str
@@ -65,7 +68,8 @@ class Fate(msgspec.Struct, frozen=True):
     files: tuple[str, ...] = ()
     """Of a result: the names of the files to which its texts move."""
     stays: str = ""
-    """Why a result was sent whole: `small`, as no reference would be smaller, or `waiting` for an event."""
+    """Why a result was sent whole: `small`, as no reference would be smaller, or `waiting` for an
+    event."""
 
 
 def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
@@ -75,7 +79,10 @@ def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
         return NOTHING
     names = f"{prepared.tenant.namespace} {planned.dialect.name} {planned.request.model} "
     began = beginning(planned.history.messages)
-    session = int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
+    session = (
+        int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8])
+        >> 1
+    )
 
     content = content and prepared.tenant.policy.dashboard_content
     fates = _fates(prepared, planned, content)
@@ -97,23 +104,33 @@ def detail(kept: bytes) -> dict[str, Any]:
 def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
     rendered = prepared.rendered
-    moves, gone, start = {}, set[int](), 0
+    moves = {}
+    gone = set[int]()
+    start = 0
     if rendered:
-        moves, shown = rendered.plan.moves, rendered.shown
+        moves = rendered.plan.moves
+        shown = rendered.shown
         gone = set(render.replaced(planned.transcript, shown.boundary)) if shown else gone
         start = shown.boundary.end if shown else 0
     elif prepared.foreseen:
         moves = planned.plan.moves
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
-    found, past = list[Fate](), planned.history
+    found = list[Fate]()
+    past = planned.history
     for index, (item, message) in enumerate(zip(past.items, past.messages, strict=True)):
-        came, sent_digest = message.digest.hex()[:16], ""
+        came = message.digest.hex()[:16]
+        sent_digest = ""
         if index in gone:
-            move, rule, sent, hidden = None, SUMMARISED, 0, None
+            move = None
+            rule = SUMMARISED
+            sent = 0
+            hidden = None
         else:
-            move, hidden = moves.get(index), rendered.rounds.get(index) if rendered else None
-            rule, sent = (EVENT if move.event else FIRST_SIGHT) if move else AS_IT_CAME, live(item, move)
+            move = moves.get(index)
+            hidden = rendered.rounds.get(index) if rendered else None
+            rule = (EVENT if move.event else FIRST_SIGHT) if move else AS_IT_CAME
+            sent = live(item, move)
             if rendered and index in rendered.altered:
                 changed = digest(rendered.altered[index]).hex()[:16]
                 sent_digest = changed if changed != came else ""
@@ -132,15 +149,19 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
             origin=label.origin if label else "",
             about=label.about if label and content else "",
             files=tuple(piece.name for piece in message.pieces),
-            stays="" if rule or item.role is not Role.TOOL else "small" if item.preview >= item.tokens else "waiting",
+            stays=""
+            if rule or item.role is not Role.TOOL
+            else "small"
+            if item.preview >= item.tokens
+            else "waiting",
         )
         found.append(fate)
     return found
 
 
 def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[int]:
-    """Return the tokens that were sent of each kind. Together they are the outcome's `tokens_after`, or of an observed
-    request its `tokens_before`."""
+    """Return the tokens that were sent of each kind. Together they are the outcome's
+    `tokens_after`, or of an observed request its `tokens_before`."""
     tokens = [0] * len(KINDS)
     for item, fate in zip(planned.history.items, fates, strict=True):
         if prepared.rendered is None:
@@ -149,25 +170,37 @@ def _kinds(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> list[
             tokens[PREVIEWS if fate.rule in (FIRST_SIGHT, EVENT) else _KIND[item.role]] += fate.sent
             tokens[HIDDEN] += fate.hidden
     if prepared.rendered is not None:
-        tokens[SNAPSHOT] = max(prepared.history_tokens - sum(tokens), 0) if prepared.rendered.shown else 0
+        tokens[SNAPSHOT] = (
+            max(prepared.history_tokens - sum(tokens), 0) if prepared.rendered.shown else 0
+        )
         tokens[TOOLS] = OUR_TOOLS_TOKENS if prepared.rendered.injecting else 0
     tokens[TOOLS] += planned.room.aside - planned.room.reply - OUR_TOOLS_TOKENS
     tokens[SYSTEM] += planned.room.preamble
     return tokens
 
 
-def _texts(prepared: Prepared, planned: Planned, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
-    """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
-    transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
+def _texts(
+    prepared: Prepared, planned: Planned, fates: Sequence[Fate]
+) -> dict[int, tuple[str, str | None]]:
+    """Return messages as they came, and as they were sent where that differs: the newest, as far as
+    there is room."""
+    transcript = planned.transcript
+    shape = planned.reading.shape
+    room = TEXTS
     found: dict[int, tuple[str, str | None]] = {}
     for fate in reversed(fates):
-        raw, changed = transcript.raws[fate.index], None
+        raw = transcript.raws[fate.index]
+        changed = None
         if prepared.rendered is not None:
             changed = prepared.rendered.altered.get(fate.index)
         elif fate.rule in (FIRST_SIGHT, EVENT):
-            message, first = transcript.messages[fate.index], fate.rule == FIRST_SIGHT
-            changed = render.with_previews(planned.dialect, raw, message, shape, first_preview=first)
-        came, sent = _text(raw), None if changed is None else _text(changed)
+            message = transcript.messages[fate.index]
+            first = fate.rule == FIRST_SIGHT
+            changed = render.with_previews(
+                planned.dialect, raw, message, shape, first_preview=first
+            )
+        came = _text(raw)
+        sent = None if changed is None else _text(changed)
         room -= len(came) + len(sent or "")
         if room < 0:
             break

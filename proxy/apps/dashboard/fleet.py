@@ -1,8 +1,9 @@
 """What all replicas saw together, by way of the store that they share.
 
-Once a minute a replica puts the sums of each day that has changed into the store, and copies those of the others into
-its own file, from which the pages read both. A record never changes: a new version is put, then the one before it is
-deleted. So nobody waits for another replica, and one that is gone stays in the sums.
+Once a minute a replica puts the sums of each day that has changed into the store, and copies those
+of the others into its own file, from which the pages read both. A record never changes: a new
+version is put, then the one before it is deleted. So nobody waits for another replica, and one that
+is gone stays in the sums.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ from proxy.stores import Store
 T = TypeVar("T")
 
 NAMESPACE = "dashboard"
-ALL_SUMS, FORGOTTEN = f"{NAMESPACE}/sums/", f"{NAMESPACE}/forgotten/"
+ALL_SUMS = f"{NAMESPACE}/sums/"
+FORGOTTEN = f"{NAMESPACE}/forgotten/"
 SUMS = f"{ALL_SUMS}{OURS:x}."
-"""What the keys of replicas' sums begin with, and those of namespaces that all replicas are to forget. A version with
-other tables has other keys: during an upgrade, each counts for itself."""
+"""What the keys of replicas' sums begin with, and those of namespaces that all replicas are to
+forget. A version with other tables has other keys: during an upgrade, each counts for itself."""
 
 EVERY = 60.0
 """Seconds between two exchanges."""
 
 REST = 200
-"""An exchange takes at most this part of the time: to list keys, a Redis is gone through as a whole."""
+"""An exchange takes at most this part of the time: to list keys, a Redis is gone through as a
+whole."""
 
 KEPT = 31 * DAY
 """Seconds for which sums are exchanged, as far as pages show them."""
@@ -60,15 +63,16 @@ MOST_BYTES = 64 << 20
 """Most bytes of one replica's sums of a day, unpacked."""
 
 _RECORD = re.compile(r"[0-9]{6}\.[0-9a-f]{16}\.[0-9]{12}\.[0-9a-f]{16}")
-"""A day and a replica, which together are a *place*, when the record was put, and a mark that changes whenever the sums
-do. In this order, a later record of a place is greater."""
+"""A day and a replica, which together are a *place*, when the record was put, and a mark that
+changes whenever the sums do. In this order, a later record of a place is greater."""
 
 _TOLD = re.compile(rf"{FORGOTTEN}((?:[0-9a-f]{{2}})+)\.([0-9]{{1,12}})")
 """The digest of a namespace that is to be forgotten, and when that was said."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One day of one replica: its name and address, and the rows of its sums and of its sessions' sums."""
+    """One day of one replica: its name and address, and the rows of its sums and of its sessions'
+    sums."""
 
     name: str
     url: str
@@ -82,7 +86,8 @@ def forgotten(namespace: str, now: float) -> str:
 
 
 class Fleet:
-    """One replica of a fleet, with its dashboard's file. `name` and `url` are what others show of it."""
+    """One replica of a fleet, with its dashboard's file. `name` and `url` are what others show of
+    it."""
 
     def __init__(
         self,
@@ -94,10 +99,14 @@ class Fleet:
         clock: Callable[[], float] = time.time,
         upstreams: Collection[str] = (),
     ) -> None:
-        """`upstreams`: the addresses of its policies. Proxies in front of others are no replicas of this one."""
-        self._rows, self._store = rows, store
-        self._name, self._url = name, url
-        self._warn, self._clock = warn, clock
+        """`upstreams`: the addresses of its policies. Proxies in front of others are no replicas of
+        this one."""
+        self._rows = rows
+        self._store = store
+        self._name = name
+        self._url = url
+        self._warn = warn
+        self._clock = clock
         self._sums = f"{SUMS}{sha256(' '.join(sorted(upstreams)).encode()).hexdigest()[:8]}."
 
     async def run(self) -> None:
@@ -107,21 +116,29 @@ class Fleet:
             try:
                 await self.exchange()
             except (StoreFault, DashboardFault, sqlite3.Error, OverflowError) as error:
-                self._warn("fleet", f"the dashboard cannot exchange sums with other replicas: {error}")
+                self._warn(
+                    "fleet", f"the dashboard cannot exchange sums with other replicas: {error}"
+                )
             await asyncio.sleep(max(EVERY, REST * (time.monotonic() - began)))
 
     async def exchange(self) -> None:
-        """Put what has changed, and copy what others have put. Raises StoreFault, DashboardFault and sqlite3.Error."""
+        """Put what has changed, and copy what others have put. Raises StoreFault, DashboardFault
+        and sqlite3.Error."""
         now = self._clock()
         replica = await self._file(lambda rows: _turn(rows, now))
         if replica is None:
             return  # another worker of this replica does it
-        async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:  # which a tenant may be called, too
+        # which a tenant may be called, too
+        async with aclosing(self._store.list(f"{NAMESPACE}/")) as entries:
             listed = {entry.key: entry.modified async for entry in entries}
         told = [found for key in listed if (found := _TOLD.fullmatch(key))]
         await self._file(lambda rows: _forget(rows, told, now))
-        records = sorted(key.removeprefix(self._sums) for key in listed if key.startswith(self._sums))
-        dated = [one for one in records if _RECORD.fullmatch(one) and int(one[:6]) * DAY > now - KEPT]
+        records = sorted(
+            key.removeprefix(self._sums) for key in listed if key.startswith(self._sums)
+        )
+        dated = [
+            one for one in records if _RECORD.fullmatch(one) and int(one[:6]) * DAY > now - KEPT
+        ]
         newest = {one.rsplit(".", 2)[0]: one for one in dated}
         others = {one for place, one in newest.items() if not place.endswith(replica)}
         mine = await self._put(newest, replica, now)
@@ -136,7 +153,8 @@ class Fleet:
 
     async def _put(self, newest: Mapping[str, str], replica: str, now: float) -> set[str]:
         """Put the days that have changed, and return the records of all days of this replica."""
-        marks, current = await self._file(lambda rows: _marks(rows, now, f"{self._name} {self._url}")), set[str]()
+        marks = await self._file(lambda rows: _marks(rows, now, f"{self._name} {self._url}"))
+        current = set[str]()
         for day, mark in marks.items():
             place = f"{day:06}.{replica}"
             record = newest.get(place, "")
@@ -172,7 +190,9 @@ class Fleet:
 def _decoded(value: bytes | None) -> Share | None:
     """Return a share; None if it was replaced just now, or is damaged or another version's."""
     try:
-        share = msgspec.msgpack.decode(zlib.decompressobj().decompress(value or b"", MOST_BYTES), type=Share)
+        share = msgspec.msgpack.decode(
+            zlib.decompressobj().decompress(value or b"", MOST_BYTES), type=Share
+        )
     except (zlib.error, msgspec.MsgspecError):
         return None
     whole = all(len(row) == len(FLEET_SUMS) for row in share.sums)
@@ -184,7 +204,8 @@ def _decoded(value: bytes | None) -> Share | None:
 
 
 def _turn(rows: Rows, now: float) -> str | None:
-    """Return what all workers with this file call their replica; None if another one has exchanged sums just now."""
+    """Return what all workers with this file call their replica; None if another one has exchanged
+    sums just now."""
     query = "UPDATE secret SET exchanged = ?1 WHERE exchanged NOT BETWEEN ?1 - ?2 AND ?1"
     turn = rows.connection.execute(query, (now, EVERY / 2)).rowcount == 1
     return sha256(rows.secret()).hexdigest()[:16] if turn else None
@@ -202,7 +223,8 @@ def _marks(rows: Rows, now: float, about: str) -> dict[int, str]:
 
 def _share(rows: Rows, day: int, name: str, url: str) -> bytes:
     """Return a day of this replica, as its record has it."""
-    run, between = rows.connection.execute, (day * DAY, (day + 1) * DAY)
+    run = rows.connection.execute
+    between = (day * DAY, (day + 1) * DAY)
     hours = ", ".join(f"CAST({at} / {HOUR} AS INTEGER) * {HOUR}" for at in ("began", "last"))
     sessions = f"""SELECT namespace, tenant, model, holdout, kind, {hours}, count(*), sum(requests),
         sum(cost_before > 0), sum(cost_before > 0 AND cost_after > cost_before * {DEARER}), sum(moved), sum(reads),
@@ -215,14 +237,19 @@ def _share(rows: Rows, day: int, name: str, url: str) -> bytes:
 
 def _note(rows: Rows, record: str, share: Share) -> None:
     """Take in another replica's record."""
-    run, many = rows.connection.execute, rows.connection.executemany
+    run = rows.connection.execute
+    many = rows.connection.executemany
     about = record, share.name, share.url, int(record.split(".")[2])
     if not run("INSERT OR IGNORE INTO fleet VALUES (?, ?, ?, ?)", about).rowcount:
         return  # another worker was first
     [there] = run("SELECT count(*) FROM fleet_sums").fetchone()
-    if there + len(share.sums) + len(share.sessions) <= rows.most_sums:  # else older days are left out
+    # else older days are left out
+    if there + len(share.sums) + len(share.sessions) <= rows.most_sums:
         many(insert("fleet_sums", ("record", *FLEET_SUMS)), ((record, *row) for row in share.sums))
-        many(insert("fleet_sessions", ("record", *FLEET_SESSIONS)), ((record, *row) for row in share.sessions))
+        many(
+            insert("fleet_sessions", ("record", *FLEET_SESSIONS)),
+            ((record, *row) for row in share.sessions),
+        )
 
 
 def _known(rows: Rows, current: Collection[str]) -> set[str]:
@@ -237,6 +264,7 @@ def _forget(rows: Rows, told: Iterable[re.Match[str]], now: float) -> None:
     """Forget namespaces that another replica was told to forget."""
     done = dict(rows.connection.execute("SELECT digest, time FROM forgotten"))
     for found in told:
-        known, at = bytes.fromhex(found[1]), float(found[2])
+        known = bytes.fromhex(found[1])
+        at = float(found[2])
         if now - at < REMEMBERED and at > done.get(known, 0.0):
             rows.drop(known, at)

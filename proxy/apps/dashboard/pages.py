@@ -1,6 +1,7 @@
 """The routes below `/_offload/`: static files, the login, and what the pages ask for as JSON.
 
-Whoever calls these has passed the check of `Host` and `Origin`, which the application makes for all of them.
+Whoever calls these has passed the check of `Host` and `Origin`, which the application makes for all
+of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader, Wanted
 from proxy.apps.dashboard.rows import Row
 from proxy.apps.dashboard.savings import priced, savings
-from proxy.errors import BodyTooLarge, ClientFault, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
+from proxy.errors import (
+    BodyTooLarge,
+    ClientFault,
+    DashboardFault,
+    Forbidden,
+    NotThere,
+    ProxyError,
+    Unauthorized,
+)
 from proxy.release import version
 from proxy.server.access import bearer
 
@@ -60,15 +69,22 @@ USED = "This link has been used, or a later start of the proxy printed another o
 
 def routes(dashboard: Dashboard) -> Sequence[Route]:
     """Return the routes."""
-    pages, reads = _Pages(dashboard), _reads(dashboard)
-    answers: dict[str, Callable[[Request, Viewer], Awaitable[Any]]] = {"me": pages.me, "health": pages.health}
+    pages = _Pages(dashboard)
+    reads = _reads(dashboard)
+    answers: dict[str, Callable[[Request, Viewer], Awaitable[Any]]] = {
+        "me": pages.me,
+        "health": pages.health,
+    }
     answers |= {path: partial(pages.read, read) for path, read in reads.items()}
     return [
         Route("/_offload/", pages.index),
         Route("/_offload/static/{name:path}", pages.static),
         Route("/_offload/login", pages.login, methods=["GET", "POST"]),
         Route("/_offload/logout", pages.logout, methods=["POST"]),
-        *(Route(f"/_offload/api/{path}", partial(pages.answer, answer)) for path, answer in answers.items()),
+        *(
+            Route(f"/_offload/api/{path}", partial(pages.answer, answer))
+            for path, answer in answers.items()
+        ),
     ]
 
 
@@ -89,7 +105,8 @@ class _Pages:
 
     async def login(self, request: Request) -> Response:
         """Show the form, or check what it sent, or the code of a link, and set the cookie."""
-        code = request.query_params.get("once", "") if request.method != "HEAD" else ""  # as link checkers ask
+        # as link checkers ask
+        code = request.query_params.get("once", "") if request.method != "HEAD" else ""
         if request.method != "POST" and not code:
             return self._form("", 200)
         form = {} if code else await _form(request)
@@ -101,7 +118,13 @@ class _Pages:
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
-            COOKIE, cookie, max_age=valid, path="/_offload/", secure=secure, httponly=True, samesite="strict"
+            COOKIE,
+            cookie,
+            max_age=valid,
+            path="/_offload/",
+            secure=secure,
+            httponly=True,
+            samesite="strict",
         )
         return response
 
@@ -126,12 +149,16 @@ class _Pages:
 
     # -- data --
 
-    async def answer(self, answer: Callable[[Request, Viewer], Awaitable[Any]], request: Request) -> Response:
+    async def answer(
+        self, answer: Callable[[Request, Viewer], Awaitable[Any]], request: Request
+    ) -> Response:
         """Answer with JSON, or with an error of ours."""
         try:
-            body, status = await answer(request, await self._viewer(request)), 200
+            body = await answer(request, await self._viewer(request))
+            status = 200
         except ProxyError as error:
-            body, status = {"error": {"message": error.message}}, error.status
+            body = {"error": {"message": error.message}}
+            status = error.status
         return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
 
     async def _viewer(self, request: Request) -> Viewer:
@@ -183,7 +210,8 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
     price = dashboard.price
 
     def request(reader: Reader, asked: Request) -> Row:
-        """Return one request with its messages, and with their texts where that is still allowed."""
+        """Return one request with its messages, and with their texts where that is still
+        allowed."""
         id = asked.path_params["id"]
         found = reader.request(int(id)) if re.fullmatch("[0-9]{1,18}", id) else None
         if found is None:
@@ -198,7 +226,9 @@ def _reads(dashboard: Dashboard) -> Mapping[str, _Read]:
         "requests/{id}": request,
         "latency": lambda reader, asked: reader.latency(_wanted(asked)),
         "names": lambda reader, asked: reader.names(),
-        "savings": lambda reader, asked: savings(reader, asked.query_params.get("period", ""), time.time(), price),
+        "savings": lambda reader, asked: savings(
+            reader, asked.query_params.get("period", ""), time.time(), price
+        ),
         "sessions": lambda reader, asked: priced(reader.sessions(_wanted(asked)), price),
         "sessions/{session}": lambda reader, asked: reader.session(asked.path_params["session"]),
     }

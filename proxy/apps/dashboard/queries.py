@@ -1,5 +1,5 @@
-"""Reads rows for the pages. A viewer other than the operator reads the rows of its own namespace, and the names
-of replicas."""
+"""Reads rows for the pages. A viewer other than the operator reads the rows of its own namespace,
+and the names of replicas."""
 
 from __future__ import annotations
 
@@ -35,10 +35,17 @@ SECONDS = 5.0
 STEPS = 100_000
 """Instructions of SQLite between two looks at the clock; some milliseconds."""
 
-PAGE, MOST = 200, 500
-"""Rows on one page, and in one answer. To encode so many takes some milliseconds, which no request should notice."""
+PAGE = 200
+MOST = 500
+"""Rows on one page, and in one answer. To encode so many takes some milliseconds, which no request
+should notice."""
 
-PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
+PERIODS = {
+    "hour": (HOUR, MINUTE),
+    "day": (DAY, HOUR),
+    "week": (7 * DAY, HOUR),
+    "month": (30 * DAY, DAY),
+}
 """What pages show: so many seconds, of which the sums are kept by this span."""
 
 REQUESTS = 2_000
@@ -69,7 +76,9 @@ MEASURED = 2_000
 
 SENT = f"kind != '{Kind.OBSERVED}'"
 _SUMS = ", ".join((*SUMS_KEYS, *SUMS))
-ALL_SUMS = f"(SELECT {_SUMS}, start AS time FROM sums UNION ALL SELECT {_SUMS}, start FROM fleet_sums)"
+ALL_SUMS = (
+    f"(SELECT {_SUMS}, start AS time FROM sums UNION ALL SELECT {_SUMS}, start FROM fleet_sums)"
+)
 """The sums of this replica and of all others."""
 
 ALL_SESSIONS = f"""(SELECT namespace, tenant, model, holdout, kind, began, last, 1 AS sessions, requests,
@@ -106,8 +115,8 @@ class Wanted(msgspec.Struct, frozen=True):
     limit: Number = PAGE
 
     def conditions(self, words: Sequence[str], at: str) -> tuple[str, Row]:
-        """Return conditions on rows and their values. `words` are the columns that are searched, and `at` is the one of
-        the time."""
+        """Return conditions on rows and their values. `words` are the columns that are searched,
+        and `at` is the one of the time."""
         conditions = (
             ("tenant = :tenant", self.tenant),
             ("model = :model", self.model),
@@ -122,17 +131,30 @@ class Wanted(msgspec.Struct, frozen=True):
             "text": self.text[:LONGEST_TEXT].lower(),
             "limit": min(self.limit, MOST),
         }
-        return " AND ".join(["true", *(condition for condition, asked in conditions if asked)]), values
+        return " AND ".join(
+            ["true", *(condition for condition, asked in conditions if asked)]
+        ), values
 
 
 ANY = Wanted()
-REQUEST_WORDS = ("tenant", "model", "path", "reason", "obstacle", "fault", "detail", "words", "request_id", "status")
+REQUEST_WORDS = (
+    "tenant",
+    "model",
+    "path",
+    "reason",
+    "obstacle",
+    "fault",
+    "detail",
+    "words",
+    "request_id",
+    "status",
+)
 SESSION_WORDS = ("tenant", "model", "dialect")
 
 
 class Reader:
-    """One connection, for one thread, that cannot write. It sees the rows of one namespace, or of all if that is None.
-    Raises DashboardFault."""
+    """One connection, for one thread, that cannot write. It sees the rows of one namespace, or of
+    all if that is None. Raises DashboardFault."""
 
     def __init__(self, path: Path, namespace: str | None = None) -> None:
         self._namespace = namespace
@@ -155,14 +177,19 @@ class Reader:
         """Run one query. Raises DashboardFault."""
         self._until = time.monotonic() + SECONDS
         try:
-            return [dict(row) for row in self._connection.execute(query, {"namespace": self._namespace} | values)]
+            return [
+                dict(row)
+                for row in self._connection.execute(query, {"namespace": self._namespace} | values)
+            ]
         except (sqlite3.Error, OverflowError) as error:
             raise _unreadable(error) from error
 
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
         newest = f"SELECT namespace FROM sessions WHERE {self._own} ORDER BY last DESC LIMIT {PAGE}"
-        return [row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")]
+        return [
+            row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")
+        ]
 
     def any(self) -> bool:
         """Return whether there was a request, on any replica."""
@@ -191,8 +218,8 @@ class Reader:
         return [*map(_shown, self._rows(query, **values))]
 
     def request(self, id: int) -> Row | None:
-        """Return one request with its neighbours in the session, or None if there is none. Its `detail` is None if its
-        messages are not listed."""
+        """Return one request with its neighbours in the session, or None if there is none. Its
+        `detail` is None if its messages are not listed."""
         query = f"""SELECT *, (SELECT detail FROM details WHERE id = :id) AS kept,
             (SELECT max(id) FROM requests WHERE session = this.session AND id < :id) AS previous,
             (SELECT min(id) FROM requests WHERE session = this.session AND id > :id) AS next
@@ -200,7 +227,8 @@ class Reader:
         found = self._rows(query, id=id)
         if not found:
             return None
-        kept, messages = found[0].pop("kept"), None
+        kept = found[0].pop("kept")
+        messages = None
         with suppress(zlib.error, msgspec.MsgspecError, ValueError):
             messages = detail(kept) if kept else None
         return _shown(found[0]) | {"detail": messages}
@@ -214,7 +242,11 @@ class Reader:
         latency: Row = {"requests": len(rows), "errors": sum(row["wrong"] for row in rows)}
         for name in ("seconds", "first", "added"):
             found = sorted(row[name] for row in rows if row[name] is not None)
-            parts = {f"p{part}": found[(len(found) - 1) * part // 100] for part in (50, 95, 99)} if found else None
+            parts = (
+                {f"p{part}": found[(len(found) - 1) * part // 100] for part in (50, 95, 99)}
+                if found
+                else None
+            )
             latency[name] = parts
         return latency
 
@@ -232,54 +264,66 @@ class Reader:
 
     # -- sums --
 
-    def sums(self, by: str, amounts: Mapping[str, str], span: int, since: float, where: str = "true") -> list[Row]:
-        """Return the sums of amounts in SQL by their names, for each combination of columns, in the spans that do not
-        end before `since`."""
+    def sums(
+        self, by: str, amounts: Mapping[str, str], span: int, since: float, where: str = "true"
+    ) -> list[Row]:
+        """Return the sums of amounts in SQL by their names, for each combination of columns, in the
+        spans that do not end before `since`."""
         sums = ", ".join(f"sum({amount}) AS {name}" for name, amount in amounts.items())
         query = f"""SELECT {by}, {sums} FROM {ALL_SUMS}
             WHERE span = :span AND start >= :since AND {self._own} AND {where} GROUP BY {by} ORDER BY {by}"""
         return self._rows(query, span=span, since=since // span * span)
 
     def groups(self, since: float) -> list[Row]:
-        """Return the sessions of each group of a holdout that began since then, by tenant and model."""
+        """Return the sessions of each group of a holdout that began since then, by tenant and
+        model."""
         query = f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests
             FROM {ALL_SESSIONS} WHERE last >= :since AND began >= :since AND holdout != '' AND {self._own}
             GROUP BY tenant, model, holdout"""
         return self._rows(query, since=since)
 
     def fared(self, since: float) -> list[Row]:
-        """Return how the sessions with a request since then fared, by tenant and model: of how many the costs are
-        known, how many of those were dearer than as they came, how many moved results were read back, and the largest
-        prompt as it came and as it was sent. Sessions that were only observed do not count."""
+        """Return how the sessions with a request since then fared, by tenant and model: of how many
+        the costs are known, how many of those were dearer than as they came, how many moved results
+        were read back, and the largest prompt as it came and as it was sent. Sessions that were
+        only observed do not count."""
         query = f"""SELECT tenant, model, sum(known) AS sessions, sum(losses) AS losses, sum(moved) AS moved,
             sum(reads) AS reads, max(largest_before) AS largest_before, max(largest_after) AS largest_after
             FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._own}
             GROUP BY tenant, model"""
         return self._rows(query, since=since)
 
-    def extremes(self, since: float, prices: Sequence[Priced], most: int = 5) -> tuple[list[Row], list[Row]]:
-        """Return the sessions with a request since then that saved most money, and those that were dearer by most. If
-        nothing has a price: those that saved most tokens, and none."""
+    def extremes(
+        self, since: float, prices: Sequence[Priced], most: int = 5
+    ) -> tuple[list[Row], list[Row]]:
+        """Return the sessions with a request since then that saved most money, and those that were
+        dearer by most. If nothing has a price: those that saved most tokens, and none."""
         saved = "(cost_before - cost_after) * price" if prices else "tokens_before - tokens_after"
         priced = f"JOIN ({PRICES}) USING (tenant, model)" if prices else ""
         query = f"SELECT *, {saved} AS saved FROM sessions {priced} WHERE last >= :since AND {SENT} AND {self._own}"
         known = "AND cost_before > 0" if prices else ""
         values = {"since": since, "prices": msgspec.json.encode(prices).decode()}
-        best = self._rows(f"{query} {known} AND saved > 0 ORDER BY saved DESC LIMIT {most}", **values)
-        dearer = f"{query} {known} AND cost_after > cost_before * {DEARER} ORDER BY saved LIMIT {most}"
+        best = self._rows(
+            f"{query} {known} AND saved > 0 ORDER BY saved DESC LIMIT {most}", **values
+        )
+        dearer = (
+            f"{query} {known} AND cost_after > cost_before * {DEARER} ORDER BY saved LIMIT {most}"
+        )
         worst = self._rows(dearer, **values) if prices else []
         return [*map(_named, best)], [*map(_named, worst)]
 
 
 def _unreadable(error: Exception) -> DashboardFault:
     """Return the fault of a page that cannot read the file, with what to do."""
-    passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just removed, or the query took too long
+    # it is locked, was just removed, or the query took too long
+    passes = isinstance(error, sqlite3.OperationalError)
     cure = "try again" if passes else "delete it, or name another with --dashboard"
     return DashboardFault(f"The dashboard's file cannot be read ({error}): {cure}")
 
 
 def _number(session: str) -> int:
-    """Return the number of a session with this name in addresses: that of no session, if it is no name."""
+    """Return the number of a session with this name in addresses: that of no session, if it is no
+    name."""
     with suppress(ValueError):
         return int(session[:16], 16) % (1 << 63)
     return -1
@@ -293,5 +337,6 @@ def _named(row: Row) -> Row:
 def _shown(row: Row) -> Row:
     """Return a request as pages get it."""
     return _named(row) | {
-        name: msgspec.json.decode(row[name]) if row.get(name) else None for name in (*NESTED, "kinds")
+        name: msgspec.json.decode(row[name]) if row.get(name) else None
+        for name in (*NESTED, "kinds")
     }

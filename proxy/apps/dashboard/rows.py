@@ -10,7 +10,8 @@
 | secret | file: random bytes, when sums were last exchanged, and the digest of the link that opens the dashboard once |
 | forgotten | namespace that `store forget` deleted, for rows that other processes have yet to write |
 
-A write-ahead log lets pages read while workers write. A worker waits up to `BUSY` seconds for another's transaction.
+A write-ahead log lets pages read while workers write. A worker waits up to `BUSY` seconds for
+another's transaction.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from proxy.telemetry.outcome import Kind, Outcome
 T = TypeVar("T")
 Row = dict[str, Any]
 
-MINUTE, HOUR, DAY = 60, 3600, 86_400
+MINUTE = 60
+HOUR = 3600
+DAY = 86_400
 
 SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 31 * DAY}
 """Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
@@ -45,15 +48,17 @@ BUSY = 5.0
 PAGE = 4096
 """Bytes of one page of the file."""
 
-FULL, ROOM = 0.8, 0.05
-"""The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
+FULL = 0.8
+ROOM = 0.05
+"""The share of the allowed size above which the oldest rows are deleted, and the share of rows
+deleted at once."""
 
 DEARER = 1.01
 """How many times the cost as it came a request or a session has to cost to count as dearer."""
 
 MOST_SUMS = 60_000
-"""Most sums of each span, and at most one for two pages of the file. A client makes new ones with each model's name
-that it invents."""
+"""Most sums of each span, and at most one for two pages of the file. A client makes new ones with
+each model's name that it invents."""
 
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
@@ -86,14 +91,24 @@ SUMMED = tuple(
 """Fields of an outcome that are added up."""
 
 SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
-"""The columns of sums: requests, those that went wrong, those that were dearer than as they came, calls of our tools,
-the tokens that these read back, and the sums of fields."""
+"""The columns of sums: requests, those that went wrong, those that were dearer than as they came,
+calls of our tools, the tokens that these read back, and the sums of fields."""
 
-NESTED = tuple(one.name for one in _FIELDS if one.default in ((), msgspec.NODEFAULT) and not one.required)
+NESTED = tuple(
+    one.name for one in _FIELDS if one.default in ((), msgspec.NODEFAULT) and not one.required
+)
 """Fields of an outcome that are no numbers or texts. The file has their JSON."""
 
 _REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)
-_SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
+_SESSION_SUMS = (
+    "requests",
+    "events",
+    "reads",
+    "tokens_before",
+    "tokens_after",
+    "cost_before",
+    "cost_after",
+)
 _SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
 _SESSION_LARGEST = ("largest_before", "largest_after")
 _SESSION_NAMES = ("session", "namespace", "tenant", "model", "dialect", "began")
@@ -104,8 +119,9 @@ FLEET_SESSIONS = (
     "namespace", "tenant", "model", "holdout", "kind", "began", "last",
     "sessions", "requests", "known", "losses", "moved", "reads", "largest_before", "largest_after",
 )  # fmt: skip
-"""Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs are known, and
-`losses` of them were dearer. The largest prompt of them all is as it came, and as it was sent."""
+"""Sessions that began, and had their last request, in the same two hours. Of `known` ones the costs
+are known, and `losses` of them were dearer. The largest prompt of them all is as it came, and as it
+was sent."""
 
 TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
@@ -132,7 +148,8 @@ INDEXES = (
 )
 
 OURS = zlib.crc32(repr((TABLES, INDEXES)).encode()) >> 1
-"""The `application_id` of a file with these tables (sqlite.org/pragma.html#pragma_application_id)."""
+"""The `application_id` of a file with these tables
+(sqlite.org/pragma.html#pragma_application_id)."""
 
 
 def insert(
@@ -142,24 +159,30 @@ def insert(
     replaced: Sequence[str] = (),
     largest: Sequence[str] = (),
 ) -> str:
-    """Return the statement that inserts a row of these columns. If it is there, some are `added` to, some are
-    `replaced`, and of some the `largest` value stays."""
+    """Return the statement that inserts a row of these columns. If it is there, some are `added`
+    to, some are `replaced`, and of some the `largest` value stays."""
     changes = [f"{name} = {name} + excluded.{name}" for name in added]
     changes += [f"{name} = excluded.{name}" for name in replaced]
     changes += [f"{name} = max({name}, excluded.{name})" for name in largest]
-    statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    statement = (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    )
     return f"{statement} ON CONFLICT DO UPDATE SET {', '.join(changes)}" if changes else statement
 
 
-_ADD_REQUEST, _ADD_DETAIL = insert("requests", ("id", *_REQUEST)), insert("details", ("id", "detail"))
+_ADD_REQUEST = insert("requests", ("id", *_REQUEST))
+_ADD_DETAIL = insert("details", ("id", "detail"))
 _ADD_SESSION = insert("sessions", _SESSION, _SESSION_SUMS, _SESSION_NEWEST, _SESSION_LARGEST)
 _ADD_SUM = insert("sums", (*SUMS_KEYS, *SUMS), SUMS)
-_request, _session = itemgetter("id", *_REQUEST), itemgetter(*_SESSION)
-_keys, _sums = itemgetter("namespace", *KEYS), itemgetter(*SUMS)
+_request = itemgetter("id", *_REQUEST)
+_session = itemgetter(*_SESSION)
+_keys = itemgetter("namespace", *KEYS)
+_sums = itemgetter(*SUMS)
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A request that ended: when, in seconds since the epoch, how, and what it shows beside its outcome."""
+    """A request that ended: when, in seconds since the epoch, how, and what it shows beside its
+    outcome."""
 
     time: float
     outcome: Outcome
@@ -184,10 +207,17 @@ def _row(id: int, recorded: Recorded) -> Row:
             row[name] = MOST if row[name] > 0 else -MOST
     for name in NESTED:
         row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
-    row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
+    row["id"], row["time"], row["worker"], row["session"] = (
+        id,
+        recorded.time,
+        os.getpid(),
+        recorded.session,
+    )
     row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
     row["requests"], row["faults"] = 1, int(bool(outcome.fault))
-    row["losses"] = int(outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before * DEARER)
+    row["losses"] = int(
+        outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before * DEARER
+    )
     row["reads"] = sum(use.calls for use in outcome.tool_uses)
     row["retrieved_tokens"] = min(sum(use.tokens for use in outcome.tool_uses), MOST)
     return row
@@ -210,23 +240,34 @@ def _sums_of(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
 
 def _as_session(row: Row) -> tuple[Any, ...]:
     """Return what a request adds to its session."""
-    began_and_last = {"began": row["time"], "last": row["time"], "last_id": row["id"], "events": row["new_event"]}
-    newest = {"newest_before": row["tokens_before"], "newest_after": row["tokens_after"], "moved": row["compacted"]}
+    began_and_last = {
+        "began": row["time"],
+        "last": row["time"],
+        "last_id": row["id"],
+        "events": row["new_event"],
+    }
+    newest = {
+        "newest_before": row["tokens_before"],
+        "newest_after": row["tokens_after"],
+        "moved": row["compacted"],
+    }
     largest = {"largest_before": row["tokens_before"], "largest_after": row["tokens_after"]}
     amounts: tuple[Any, ...] = _session(row | began_and_last | newest | largest)
     return amounts
 
 
 class Rows:
-    """One connection that writes, for one thread. Raises DashboardFault if the file cannot be used, and
-    `sqlite3.Error`."""
+    """One connection that writes, for one thread. Raises DashboardFault if the file cannot be used,
+    and `sqlite3.Error`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._pages = max(size // PAGE, 64)
         self.most_sums = min(MOST_SUMS, self._pages // 2)
         """The most sums of each span, and of all other replicas."""
         _create(path)
-        self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        self.connection = sqlite3.connect(
+            path, timeout=BUSY, isolation_level=None, check_same_thread=False
+        )
         self.close = self.connection.close
         try:
             self._prepare()
@@ -281,8 +322,8 @@ class Rows:
     # -- what comes --
 
     def write(self, recorded: Sequence[Recorded]) -> int:
-        """Add rows, except those that were to be forgotten, and return how many. While the file is nearly full, too
-        many sums and the oldest rows make room."""
+        """Add rows, except those that were to be forgotten, and return how many. While the file is
+        nearly full, too many sums and the oldest rows make room."""
         if self._nearly_full():
             self._limit_sums()
         while self._nearly_full() and self.within(self._shrink):
@@ -290,16 +331,26 @@ class Rows:
         return self.within(lambda: self._add(recorded))
 
     def _add(self, recorded: Sequence[Recorded]) -> int:
-        run, many = self.connection.execute, self.connection.executemany
+        run = self.connection.execute
+        many = self.connection.executemany
         forgotten = dict(run("SELECT digest, time FROM forgotten"))
         if forgotten:
-            recorded = [one for one in recorded if one.time > forgotten.get(digest(one.outcome.namespace), 0.0)]
+            recorded = [
+                one
+                for one in recorded
+                if one.time > forgotten.get(digest(one.outcome.namespace), 0.0)
+            ]
         if not recorded:
             return 0
-        [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
+        [newest] = run(
+            "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'"
+        ).fetchone()
         rows = [_row(id, one) for id, one in enumerate(recorded, newest + 1)]
         many(_ADD_REQUEST, map(_request, rows))
-        many(_ADD_DETAIL, [(id, one.detail) for id, one in enumerate(recorded, newest + 1) if one.detail])
+        many(
+            _ADD_DETAIL,
+            [(id, one.detail) for id, one in enumerate(recorded, newest + 1) if one.detail],
+        )
         many(_ADD_SESSION, [_as_session(row) for row in rows if row["session"] is not None])
         many(_ADD_SUM, _sums_of(rows))
         run("DELETE FROM details WHERE id <= ?", (newest + len(rows) - DETAILED,))
@@ -320,17 +371,22 @@ class Rows:
         return self.connection.execute("DELETE FROM requests WHERE id <= ?", (leaving,)).rowcount
 
     def _limit_sums(self) -> None:
-        """Where there are too many sums, delete the oldest and smallest of the tenants that have most: what one tenant
-        invents costs no other one's sums."""
-        run, keys = self.connection.execute, ", ".join(SUMS_KEYS)
+        """Where there are too many sums, delete the oldest and smallest of the tenants that have
+        most: what one tenant invents costs no other one's sums."""
+        run = self.connection.execute
+        keys = ", ".join(SUMS_KEYS)
         places = "row_number() OVER (PARTITION BY tenant ORDER BY start DESC, requests DESC)"
         most = f"SELECT {keys} FROM sums WHERE span = ? ORDER BY {places} LIMIT -1 OFFSET ?"
         for span in SPANS:
-            if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] > self.most_sums:
+            if (
+                run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0]
+                > self.most_sums
+            ):
                 run(f"DELETE FROM sums WHERE ({keys}) IN ({most})", (span, self.most_sums * 3 // 4))
 
     def expire(self, retention: Callable[[str], float], now: float) -> None:
-        """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""
+        """Delete rows that are older than their namespace's retention, in seconds, and too many
+        sums."""
         run = self.connection.execute
         for namespace in self.namespaces():
             old = namespace, now - retention(namespace)
@@ -343,25 +399,30 @@ class Rows:
             run("DELETE FROM sums WHERE span = ? AND start < ?", (span, now - kept))
         self._limit_sums()
         run("DELETE FROM forgotten WHERE time < ?", (now - REMEMBERED,))
-        run("UPDATE forgotten SET time = ?1 WHERE time > ?1", (now,))  # the clock was set back: what comes now is new
+        # the clock was set back: what comes now is new
+        run("UPDATE forgotten SET time = ?1 WHERE time > ?1", (now,))
 
     def count(self, namespace: str) -> int | None:
-        """Return how many requests of a namespace there are; None if there are not even sums of it."""
+        """Return how many requests of a namespace there are; None if there are not even sums of
+        it."""
         query = "SELECT count(*), (SELECT count(*) FROM sums WHERE namespace = ?1) FROM requests WHERE namespace = ?1"
         count, sums = self.connection.execute(query, (namespace,)).fetchone()
         return int(count) if count or sums else None
 
     def forget(self, namespace: str, now: float) -> int:
-        """Delete everything about a namespace, so that not even the log of the file has it, and tell all processes not
-        to write what they have of it so far. Returns how many requests were deleted."""
+        """Delete everything about a namespace, so that not even the log of the file has it, and
+        tell all processes not to write what they have of it so far. Returns how many requests were
+        deleted."""
         gone = self.within(lambda: self.drop(digest(namespace), now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
     def drop(self, known: bytes, now: float) -> int:
-        """Within a transaction, delete everything about the namespace with this digest, and overwrite it in the file.
-        Rows from before `now` that come later are not written. Returns how many requests were deleted."""
-        run, gone = self.connection.execute, 0
+        """Within a transaction, delete everything about the namespace with this digest, and
+        overwrite it in the file. Rows from before `now` that come later are not written. Returns
+        how many requests were deleted."""
+        run = self.connection.execute
+        gone = 0
         run("PRAGMA secure_delete = ON")
         run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (known, now))
         for namespace in self.namespaces():
@@ -373,7 +434,9 @@ class Rows:
     def namespaces(self) -> list[str]:
         """Return the namespaces of which there is anything."""
         tables = ("requests", "sessions", "sums", "fleet_sums")
-        found = self.connection.execute(" UNION ".join(f"SELECT namespace FROM {table}" for table in tables))
+        found = self.connection.execute(
+            " UNION ".join(f"SELECT namespace FROM {table}" for table in tables)
+        )
         return [namespace for (namespace,) in found.fetchall()]
 
     def _pragma(self, name: str) -> int:

@@ -10,7 +10,8 @@ from proxy.apps.dashboard.rows import DAY, Row
 from proxy.telemetry.outcome import Basis, Holdout, Kind
 
 Price = Callable[[str, str], float | None]
-"""Returns the money for a million plain input tokens, for a tenant and a model, if its policy says."""
+"""Returns the money for a million plain input tokens, for a tenant and a model, if its policy
+says."""
 
 
 def _of(amount: str, *kinds: Kind) -> str:
@@ -42,8 +43,8 @@ MODELS = {
     "observed_cost_before": _of("cost_before", Kind.OBSERVED),
     "observed_cost_after": _of("cost_after", Kind.OBSERVED),
 }
-"""What the page says of a tenant's model. Costs are of the input, in plain input tokens. What we spent ourselves is in
-the actual cost, and summaries beside it."""
+"""What the page says of a tenant's model. Costs are of the input, in plain input tokens. What we
+spent ourselves is in the actual cost, and summaries beside it."""
 
 _COURSE = {
     "requests": "requests",
@@ -54,28 +55,37 @@ _COURSE = {
 }
 """Costs of untouched requests are only compared with those of a holdout."""
 
-_BILLED = {"billed": "requests", "cost": f"iif(holdout = '{Holdout.KEPT}', cost_before, cost_after)"}
+_BILLED = {
+    "billed": "requests",
+    "cost": f"iif(holdout = '{Holdout.KEPT}', cost_before, cost_after)",
+}
 _MISSED = {name: name for name in ("requests", "missed_tokens")}
 _SAME = {name: name for name in ("again_tools", "again_exact", "whole_tools", "whole_exact")}
 _VERIFIED = {"asked": "requests - faults", **_SAME}
 
 
 def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
-    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do. Without a
-    period, it is the shortest that holds all requests."""
+    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as
+    sums do. Without a period, it is the shortest that holds all requests."""
     if period not in PERIODS:
         period = _shortest(reader, now)
     seconds, span = PERIODS[period]
     since = (now - seconds) // span * span
     long = DAY if seconds > DAY else span  # sums of hours are not kept for two weeks
-    earlier = reader.sums("time", _COURSE, long, since - seconds, f"{SENT} AND time < {since // long * long}")
+    earlier = reader.sums(
+        "time", _COURSE, long, since - seconds, f"{SENT} AND time < {since // long * long}"
+    )
     models = priced(reader.sums("tenant, model", MODELS, span, since), price)
     verified = reader.sums("kind", _VERIFIED, span, since, f"kind = '{Kind.VERIFY}'")
     misses = reader.sums("tenant, model, miss", _MISSED, span, since, "miss != ''")
-    costs = reader.sums("tenant, model, holdout", _BILLED, span, since, f"{_IS_BILLED} AND kind != '{Kind.SUMMARY}'")
+    costs = reader.sums(
+        "tenant, model, holdout", _BILLED, span, since, f"{_IS_BILLED} AND kind != '{Kind.SUMMARY}'"
+    )
     summaries = [{**one, "cost": one["summaries"]} for one in models if one["summaries"]]
     fared = priced(reader.fared(since), price)
-    prices = [(one["tenant"], one["model"], one["price"]) for one in fared if one["price"] is not None]
+    prices = [
+        (one["tenant"], one["model"], one["price"]) for one in fared if one["price"] is not None
+    ]
     best, worst = reader.extremes(since, prices)
     return {
         "period": period,
@@ -84,7 +94,9 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "span": span,
         "models": sorted(models, key=lambda row: (-row["expected"], -row["tokens_before"])),
         "course": reader.sums("time", _COURSE, span, since, SENT),
-        "before": {name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")},
+        "before": {
+            name: sum(one[name] for one in earlier) for name in ("tokens_before", "tokens_after")
+        },
         "sessions": fared,
         "best": priced(best, price),
         "worst": priced(worst, price),
@@ -99,7 +111,10 @@ def _shortest(reader: Reader, now: float) -> str:
 
     def count(period: str) -> int:
         seconds, span = PERIODS[period]
-        return sum(one["requests"] for one in reader.sums("kind", {"requests": "requests"}, span, now - seconds))
+        return sum(
+            one["requests"]
+            for one in reader.sums("kind", {"requests": "requests"}, span, now - seconds)
+        )
 
     *shorter, longest = PERIODS
     every = count(longest)
@@ -109,10 +124,14 @@ def _shortest(reader: Reader, now: float) -> str:
 def compared(groups: Iterable[Row], costs: Iterable[Row], summaries: Iterable[Row]) -> list[Row]:
     """Return what conversations really cost in each group of a holdout, by tenant and model.
 
-    Only requests of which upstream said what it counted are in the costs, and summaries count for the planned ones. If
-    another model made them, it is not known for which conversations: they count in proportion to the costs.
+    Only requests of which upstream said what it counted are in the costs, and summaries count for
+    the planned ones. If another model made them, it is not known for which conversations: they
+    count in proportion to the costs.
     """
-    found = {(one["tenant"], one["model"], one["holdout"]): {**one, "billed": 0, "cost": 0} for one in groups}
+    found = {
+        (one["tenant"], one["model"], one["holdout"]): {**one, "billed": 0, "cost": 0}
+        for one in groups
+    }
     for one in costs:
         if row := found.get((one["tenant"], one["model"], one["holdout"])):
             row |= one
@@ -123,7 +142,11 @@ def compared(groups: Iterable[Row], costs: Iterable[Row], summaries: Iterable[Ro
         else:
             others[one["tenant"]] += one["cost"]
     for tenant, cost in others.items():
-        planned = [row for row in found.values() if (row["tenant"], row["holdout"]) == (tenant, Holdout.PLANNED)]
+        planned = [
+            row
+            for row in found.values()
+            if (row["tenant"], row["holdout"]) == (tenant, Holdout.PLANNED)
+        ]
         whole = sum(row["cost"] for row in planned)
         for row in planned:
             row["cost"] += round(cost * row["cost"] / whole) if whole else 0

@@ -1,8 +1,9 @@
-"""Writes rows in a thread of its own, in one transaction a second. A request only appends to a queue.
+"""Writes rows in a thread of its own, in one transaction a second. A request only appends to a
+queue.
 
-The queue is bounded: what comes beyond it is dropped and counted, and nobody waits. While the disk is full or another
-process has locked the file, rows wait, and the thread tries again every `AGAIN` seconds. The file is opened for each
-transaction, so that it may be removed or replaced at any time.
+The queue is bounded: what comes beyond it is dropped and counted, and nobody waits. While the disk
+is full or another process has locked the file, rows wait, and the thread tries again every `AGAIN`
+seconds. The file is opened for each transaction, so that it may be removed or replaced at any time.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ WAITING = 20_000
 HELD = 64 << 20
 """Bytes of requests that may wait with their rows, to be described. More get no description."""
 
-BATCH, LARGE = 500, 1 << 20
-"""Rows, and bytes of what became of their messages, that are written at once: they fit into the smallest file. So many
-rows are written without waiting for more."""
+BATCH = 500
+LARGE = 1 << 20
+"""Rows, and bytes of what became of their messages, that are written at once: they fit into the
+smallest file. So many rows are written without waiting for more."""
 
 LATEST = 1.0
 """Seconds for which rows are gathered."""
@@ -62,7 +64,8 @@ class Writing(msgspec.Struct):
 
 
 class Writer:
-    """Queues rows and writes them, with the texts of requests if `content`. `record` never blocks and never raises."""
+    """Queues rows and writes them, with the texts of requests if `content`. `record` never blocks
+    and never raises."""
 
     def __init__(
         self,
@@ -73,15 +76,20 @@ class Writer:
         *,
         content: bool = False,
     ) -> None:
-        self._path, self._size, self._content = path, size, content
-        self._retention, self._clock = retention, clock
+        self._path = path
+        self._size = size
+        self._content = content
+        self._retention = retention
+        self._clock = clock
         self._queue: deque[tuple[float, Outcome, Prepared | None]] = deque()
         """Requests that ended: when, how, and what is to be described."""
         self._batch: list[Recorded] = []
         """Described rows that are being written. They stay here if that fails."""
         self._came = self._left = 0
-        """Bytes that ever came with requests, and those no longer held: each is changed by one thread."""
-        self._wake, self._ended = threading.Event(), threading.Event()
+        """Bytes that ever came with requests, and those no longer held: each is changed by one
+        thread."""
+        self._wake = threading.Event()
+        self._ended = threading.Event()
         self._next_expiry = 0.0
         self._warn = logs.Limited(logger)
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
@@ -102,7 +110,8 @@ class Writer:
         self._thread.start()
 
     def record(self, outcome: Outcome, attempt: Prepared | None = None) -> None:
-        """Queue a row, or drop it if too many wait. The thread that writes describes the attempt."""
+        """Queue a row, or drop it if too many wait. The thread that writes describes the
+        attempt."""
         if self.state.off or self._waiting() >= WAITING:
             self.state.dropped += 1
             return
@@ -120,7 +129,10 @@ class Writer:
         if self._thread.is_alive():
             self._thread.join(CLOSING)
         if lost := self._waiting():
-            logger.warning("%d rows of the dashboard were not written before the end: only the log has them", lost)
+            logger.warning(
+                "%d rows of the dashboard were not written before the end: only the log has them",
+                lost,
+            )
 
     def _waiting(self) -> int:
         return len(self._queue) + len(self._batch)
@@ -142,7 +154,8 @@ class Writer:
             self._give_up(f"the dashboard is off until the proxy is started again: {error}")
 
     def _write(self) -> None:
-        """Write what waits, to the file that is there now. Raises DashboardFault and `sqlite3.Error`."""
+        """Write what waits, to the file that is there now. Raises DashboardFault and
+        `sqlite3.Error`."""
         now = self._clock()
         expires = not 0 <= self._next_expiry - now <= HOUR  # it is time, or the clock was set back
         if not (self._waiting() or expires):
@@ -182,7 +195,8 @@ class Writer:
         self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {self.state.fault}")
 
     def _give_up(self, reason: str) -> None:
-        self.state.off, self.state.fault = True, reason
+        self.state.off = True
+        self.state.fault = reason
         logger.warning("%s", reason)
         self.state.dropped += self._waiting()
         self._queue.clear()

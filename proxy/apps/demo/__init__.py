@@ -1,4 +1,5 @@
-"""`offload-proxy demo`: an agent goes past its context window and loses nothing, without a key or a network."""
+"""`offload-proxy demo`: an agent goes past its context window and loses nothing, without a key or a
+network."""
 
 from __future__ import annotations
 
@@ -25,27 +26,31 @@ from proxy.policy import Profile
 from proxy.release import install
 from proxy.settings import Settings
 
-OK, FAILED = 0, 1
+OK = 0
+FAILED = 1
 
-OPENAI, PRICED_AS = "https://api.openai.com/v1", "gpt-5.5"
+OPENAI = "https://api.openai.com/v1"
+PRICED_AS = "gpt-5.5"
 """Whose list price the scripted model has."""
 
-STILL, STOP = 20.0, 10.0
-"""Seconds after which we say that we still wait for the proxy to listen, and within which it must exit before it is
-killed."""
+STILL = 20.0
+STOP = 10.0
+"""Seconds after which we say that we still wait for the proxy to listen, and within which it must
+exit before it is killed."""
 
 
 def demo(settings: Settings, chosen: Namespace) -> int:
     """Run the demo; returns the exit code: 0, or 1 if a check failed.
 
-    With `--serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
-    temporary folder for the user to look at; an interrupted demo removes it.
+    With `--serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved
+    results stay in a new temporary folder for the user to look at; an interrupted demo removes it.
     """
     if find_spec("openai") is None:
         raise UserMistake(f"the demo needs openai: {install('demo')}")
     for name in ("SIGTERM", "SIGHUP"):
         if number := getattr(signal, name, None):
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # so that our child processes end, too
+            # so that our child processes end, too
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     folder = Path(tempfile.mkdtemp(prefix="offload-demo-"))
     try:
         return _run(settings, folder, serve=chosen.serve)
@@ -64,14 +69,18 @@ def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
         with (
             _serving(settings, upstream.url, folder, dashboard=serve) as address,
             DefaultHttpxClient(trust_env=False) as direct,
-            OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
+            OpenAI(
+                base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct
+            ) as client,
         ):
             agent = session.Agent(client, upstream)
             session.show(agent)
             if serve:
                 said = (folder / "proxy.log").read_text(encoding="utf-8", errors="replace")
                 found = re.search(r"the dashboard opens, once, at (\S+)", said)
-                sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
+                sys.stdout.write(
+                    f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n"
+                )
                 sys.stdout.flush()
                 with suppress(KeyboardInterrupt, SystemExit):
                     threading.Event().wait()
@@ -83,10 +92,19 @@ def _run(settings: Settings, folder: Path, *, serve: bool) -> int:
 @contextmanager
 def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
     """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
-    log, policies = folder / "proxy.log", folder / "policies"
+    log = folder / "proxy.log"
+    policies = folder / "policies"
     policies.mkdir()
     (policies / "default.yaml").write_text(_policy(settings.profile), encoding="utf-8")
-    command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=full"]
+    command = [
+        sys.executable,
+        "-m",
+        "proxy",
+        "serve",
+        "--host=127.0.0.1",
+        "--port=0",
+        "--log-format=full",
+    ]
     command += [f"--upstream={upstream}", f"--store={folder / 'store'}", f"--policies={policies}"]
     command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
     # All is on loopback, and the policy has the profile.
@@ -110,14 +128,19 @@ def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool
 def _policy(profile: Profile | None) -> str:
     """Return the policy's text, with the prices that the model would have at its provider's."""
     prices = price_of(OPENAI, PRICED_AS)
-    offload = {name: getattr(prices, name) for name in ("cached_read", "cache_write", "input_price")}
-    return msgspec.json.encode({"offload": {"profile": profile or Profile.BALANCED, **offload}}).decode()
+    offload = {
+        name: getattr(prices, name) for name in ("cached_read", "cache_write", "input_price")
+    }
+    return msgspec.json.encode(
+        {"offload": {"profile": profile or Profile.BALANCED, **offload}}
+    ).decode()
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Return the address once the proxy listens there, however long a slow machine takes. Raises ProxyError if the
-    proxy has ended."""
-    began, written = time.monotonic(), STILL
+    """Return the address once the proxy listens there, however long a slow machine takes. Raises
+    ProxyError if the proxy has ended."""
+    began = time.monotonic()
+    written = STILL
     while True:
         code = process.poll()  # first, as it may write until it ends
         said = log.read_text(encoding="utf-8", errors="replace")
@@ -126,9 +149,13 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
             return found[1]
         if code is not None:
             text = said[-2000:].strip() or "it wrote nothing"
-            raise ProxyError(f"the proxy ended with code {code} after {seconds:.1f} s and never listened:\n{text}")
+            raise ProxyError(
+                f"the proxy ended with code {code} after {seconds:.1f} s and never listened:\n{text}"
+            )
         if seconds > written:
-            sys.stderr.write(f"still waiting for the proxy to listen, for {seconds:.0f} s (Ctrl-C ends it)\n")
+            sys.stderr.write(
+                f"still waiting for the proxy to listen, for {seconds:.0f} s (Ctrl-C ends it)\n"
+            )
             written += STILL
         time.sleep(0.02)
 
@@ -139,7 +166,11 @@ async def _originals(folder: Path) -> dict[str, bytes]:
 
     store = open_store(str(folder))
     try:
-        keys = [entry.key for entry in [entry async for entry in store.list("")] if "/originals/" in entry.key]
+        keys = [
+            entry.key
+            for entry in [entry async for entry in store.list("")]
+            if "/originals/" in entry.key
+        ]
         return {key.rpartition("/")[2]: await store.get(key) or b"" for key in keys}
     finally:
         await store.close()

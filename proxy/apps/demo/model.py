@@ -1,7 +1,7 @@
 """A scripted stand-in for a model, and the upstream on loopback that serves it.
 
-It decides only by the messages that reach it. So if the proxy takes a text away and does not give it back, the answers
-show it.
+It decides only by the messages that reach it. So if the proxy takes a text away and does not give
+it back, the answers show it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ READ_SOURCE = "read_source"
 TASK = """\
 Find out how Python's standard library is written. Read these pages, one at a time:
 {pages}"""
-QUESTION = "Quote the one line of `{path}` that begins with `{begins}`, exactly, and say nothing else."
+QUESTION = (
+    "Quote the one line of `{path}` that begins with `{begins}`, exactly, and say nothing else."
+)
 FRAME = 4
 """Tokens of a message besides its text."""
 
@@ -75,12 +77,24 @@ def reply(messages: Sequence[Json], tools: Sequence[str]) -> Said:
     return Said("", READ_SOURCE, {"path": wanted[0][0], "first": int(wanted[0][1])})
 
 
-def _answer(path: str, begins: str, turn: Sequence[Json], messages: Sequence[Json], tools: Sequence[str]) -> Said:
-    """Quote the line from a page in sight, or search the moved pages, open the hit and quote what came back."""
-    mine = [message for message in messages if message["role"] == "tool" and text_of(message).startswith(f"{path}, ")]
+def _answer(
+    path: str, begins: str, turn: Sequence[Json], messages: Sequence[Json], tools: Sequence[str]
+) -> Said:
+    """Quote the line from a page in sight, or search the moved pages, open the hit and quote what
+    came back."""
+    mine = [
+        message
+        for message in messages
+        if message["role"] == "tool" and text_of(message).startswith(f"{path}, ")
+    ]
     files = [file for file in map(moved_to, mine) if file]
     if not turn:
-        lines = (line for message in mine if not moved_to(message) for line in text_of(message).splitlines())
+        lines = (
+            line
+            for message in mine
+            if not moved_to(message)
+            for line in text_of(message).splitlines()
+        )
         if seen := next((line for line in lines if line.startswith(begins)), ""):
             return Said(seen)
         if not files or "grep" not in tools:
@@ -99,7 +113,8 @@ def _answer(path: str, begins: str, turn: Sequence[Json], messages: Sequence[Jso
 
 
 class Sent(NamedTuple):
-    """A request as it reached the upstream. `pieces`: its tools and messages, each with its tokens."""
+    """A request as it reached the upstream. `pieces`: its tools and messages, each with its
+    tokens."""
 
     messages: list[Json]
     pieces: list[tuple[str, int]]
@@ -109,7 +124,8 @@ class Sent(NamedTuple):
         return sum(tokens for _, tokens in self.pieces)
 
     def shares(self, other: Sent) -> int:
-        """Tokens of the pieces with which both requests begin, as a provider's prompt cache needs it."""
+        """Tokens of the pieces with which both requests begin, as a provider's prompt cache needs
+        it."""
         shared = 0
         for (one, tokens), (two, _) in zip(self.pieces, other.pieces, strict=False):
             if one != two:
@@ -134,7 +150,9 @@ class ScriptedUpstream:
     @contextmanager
     def serving(self) -> Iterator[ScriptedUpstream]:
         app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        )
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
             thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -157,8 +175,14 @@ class ScriptedUpstream:
         message: Json = {"role": "assistant", "content": said.text}
         if said.tool:
             function = {"name": said.tool, "arguments": json.dumps(said.arguments or {})}
-            message["tool_calls"] = [{"id": f"call_{len(self.requests)}", "type": "function", "function": function}]
-        choice = {"index": 0, "finish_reason": "tool_calls" if said.tool else "stop", "message": message}
+            message["tool_calls"] = [
+                {"id": f"call_{len(self.requests)}", "type": "function", "function": function}
+            ]
+        choice = {
+            "index": 0,
+            "finish_reason": "tool_calls" if said.tool else "stop",
+            "message": message,
+        }
         usage = {
             "prompt_tokens": sent.tokens,
             "completion_tokens": completion,

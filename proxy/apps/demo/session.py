@@ -1,7 +1,8 @@
-"""A typical agent at work: the `openai` client, a list of messages, a tool and a loop. It does not know the proxy.
+"""A typical agent at work: the `openai` client, a list of messages, a tool and a loop. It does not
+know the proxy.
 
-It reads the sources of this machine's Python standard library, page by page. Beside it, what reached the upstream is
-measured and shown.
+It reads the sources of this machine's Python standard library, page by page. Beside it, what
+reached the upstream is measured and shown.
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ TOOLS: list[Any] = [
             "description": f"{PAGE_LINES} lines of a source file of Python's standard library, from line `first` on.",
             "parameters": {
                 "type": "object",
-                "properties": {"path": {"type": "string"}, "first": {"type": "integer", "minimum": 1}},
+                "properties": {
+                    "path": {"type": "string"},
+                    "first": {"type": "integer", "minimum": 1},
+                },
                 "required": ["path"],
             },
         },
@@ -79,11 +83,18 @@ in the messages that reach it. Its prices are those of gpt-5.5. Sizes are tokens
 of o200k_base.
 
 """
-_COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results moved", "read rounds")
+_COLUMNS = (
+    "turn",
+    "the model says",
+    "agent sends",
+    "upstream gets",
+    "results moved",
+    "read rounds",
+)
 _LINE = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>11}\n"
 
 
-# -- what it reads ----------------------------------------------------------------------------------------------------
+# -- what it reads ---------------------------------------------------------------------------------
 
 
 class Page(NamedTuple):
@@ -115,17 +126,21 @@ def pages(path: str) -> Iterator[Page]:
 
 
 def reading_list() -> list[Page]:
-    """Return whole modules' pages with at least `HISTORY` tokens. Raises UserMistake if the sources have fewer."""
+    """Return whole modules' pages with at least `HISTORY` tokens. Raises UserMistake if the sources
+    have fewer."""
     chosen: list[Page] = []
     for path in READING:
         chosen += pages(path)
         if sum(count(page.text) for page in chosen) >= HISTORY:
             return chosen
-    raise UserMistake("the demo reads the standard library's sources, and this Python has too few of them")
+    raise UserMistake(
+        "the demo reads the standard library's sources, and this Python has too few of them"
+    )
 
 
 def question(path: str) -> Question:
-    """Return a question for a constant on the first page that the file mentions once. Raises UserMistake."""
+    """Return a question for a constant on the first page that the file mentions once. Raises
+    UserMistake."""
     lines = [line for page in pages(path) for line in page.text.splitlines()]
     for line in reversed(lines[: PAGE_LINES + 1]):
         found = _CONSTANT.match(line)
@@ -134,12 +149,12 @@ def question(path: str) -> Question:
     raise UserMistake(f"{path} is not what the demo expects of the standard library")
 
 
-# -- the agent ---------------------------------------------------------------------------------------------------------
+# -- the agent -------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
-    """A turn: the whole prompt's tokens as it came and as it was sent, as the proxy says them, results moved in it, and
-    the rounds in which the model read them back."""
+    """A turn: the whole prompt's tokens as it came and as it was sent, as the proxy says them,
+    results moved in it, and the rounds in which the model read them back."""
 
     turn: int
     action: str
@@ -150,7 +165,8 @@ class Row(NamedTuple):
 
 
 class Agent:
-    """`messages` is the agent's whole memory, and every request carries all of it. `rows` and `answers` grow."""
+    """`messages` is the agent's whole memory, and every request carries all of it. `rows` and
+    `answers` grow."""
 
     def __init__(self, client: OpenAI, upstream: ScriptedUpstream) -> None:
         self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
@@ -161,9 +177,14 @@ class Agent:
         self._client = client
 
     def run(self) -> Iterator[Row]:
-        """Read the modules, then ask for a line of each of the first two. Raises ProxyError if an agent had to stop."""
+        """Read the modules, then ask for a line of each of the first two. Raises ProxyError if an
+        agent had to stop."""
         reading = reading_list()
-        yield from self.work(TASK.format(pages="\n".join(f"`{page.path}` from line {page.first}" for page in reading)))
+        yield from self.work(
+            TASK.format(
+                pages="\n".join(f"`{page.path}` from line {page.first}" for page in reading)
+            )
+        )
         for path in list(dict.fromkeys(page.path for page in reading))[:2]:
             asked = question(path)
             yield from self.work(QUESTION.format(path=path, begins=asked.begins))
@@ -183,11 +204,15 @@ class Agent:
             for call in calls:
                 function = call["function"]
                 if function["name"] != READ_SOURCE:
-                    raise ProxyError(f"the agent was told to call {function['name']}, which is not its tool")
+                    raise ProxyError(
+                        f"the agent was told to call {function['name']}, which is not its tool"
+                    )
                 given = json.loads(function["arguments"])
                 found = (page.text for page in pages(given["path"]) if page.first == given["first"])
                 result = next(found, f"There is no {given['path']}.")
-                self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": call["id"], "content": result}
+                )
 
     def _ask(self) -> Json:
         try:
@@ -196,7 +221,9 @@ class Agent:
             )
         except OpenAIError as error:
             raise ProxyError(f"the agent got an error: {error}") from error
-        sizes = [int(reply.headers.get(f"x-offload-tokens-{end}", 0)) for end in ("before", "after")]
+        sizes = [
+            int(reply.headers.get(f"x-offload-tokens-{end}", 0)) for end in ("before", "after")
+        ]
         self._told = sizes[0], sizes[1]
         said: Json = reply.parse().choices[0].message.to_dict()
         return said
@@ -205,12 +232,22 @@ class Agent:
         sent, action, (came, went) = requests[-1], "answers the user", self._told
         if calls:
             function = calls[0]["function"]
-            action = " ".join([function["name"], *map(str, json.loads(function["arguments"]).values())])
+            action = " ".join(
+                [function["name"], *map(str, json.loads(function["arguments"]).values())]
+            )
         moved = sum(bool(moved_to(message)) for message in sent.messages)
-        return Row(len(self.rows) + 1, action, came or client, went or sent.tokens, moved, len(requests) - 1)
+        return Row(
+            len(self.rows) + 1,
+            action,
+            came or client,
+            went or sent.tokens,
+            moved,
+            len(requests) - 1,
+        )
 
     def lost(self, originals: Mapping[str, bytes]) -> dict[str, bool]:
-        """Every moved result by its file's name, and whether the store does not hold it byte for byte."""
+        """Every moved result by its file's name, and whether the store does not hold it byte for
+        byte."""
         texts = {message.get("tool_call_id"): text_of(message) for message in self.messages}
         moved = {
             basename(file): message["tool_call_id"]
@@ -237,7 +274,10 @@ def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
         "nothing was moved": not lost,
         "nothing was read back": not any(row.rounds for row in agent.rows),
         f"the store does not hold what was moved: {missing}": bool(missing),
-        **{f"asked for {one.line!r}, it said {said!r}": said != one.line.strip() for one, said in agent.answers},
+        **{
+            f"asked for {one.line!r}, it said {said!r}": said != one.line.strip()
+            for one, said in agent.answers
+        },
     }
     return [text for text, failed in checks.items() if failed]
 
@@ -245,15 +285,23 @@ def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
 def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[str]:
     """Write what the demo has shown; returns the failed checks."""
     lost = agent.lost(originals)
-    wrong, requests, last = faults(agent, lost), agent.upstream.requests, agent.rows[-1]
+    wrong = faults(agent, lost)
+    requests = agent.upstream.requests
+    last = agent.rows[-1]
     sent = sum(request.tokens for request in requests)
     kept = sum(one.shares(two) for one, two in pairwise(requests)) / sent
     whole = sum(row.client for row in agent.rows)
-    stored = f"{sum(lost.values())} of them are LOST" if any(lost.values()) else "each is in the store byte for byte"
+    stored = (
+        f"{sum(lost.values())} of them are LOST"
+        if any(lost.values())
+        else "each is in the store byte for byte"
+    )
     sys.stdout.write("\n")
     for one, said in agent.answers:
         sys.stdout.write(f"asked         the line of {one.path} that begins with {one.begins!r}\n")
-        sys.stdout.write(f"  answered    {said}  ({'right' if said == one.line.strip() else 'WRONG'})\n")
+        sys.stdout.write(
+            f"  answered    {said}  ({'right' if said == one.line.strip() else 'WRONG'})\n"
+        )
     sys.stdout.write(f"""
 context       {last.client:,} tokens without the proxy, {last.sent:,} with it: {1 - last.sent / last.client:.0%} less
               at no time more than {max(row.sent for row in agent.rows):,}

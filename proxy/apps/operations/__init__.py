@@ -1,4 +1,5 @@
-"""The operations that clients call directly. All paths share one handler, and all replies share one envelope.
+"""The operations that clients call directly. All paths share one handler, and all replies share one
+envelope.
 
 body ──parameters──> operation (offload, search, compress) over the caller's files ──> envelope
 """
@@ -30,8 +31,8 @@ from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded_request
 
 STORE_SECONDS = 30.0
-"""Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
-search may read much."""
+"""Seconds that one call may wait for the store. It is long, because an operation cannot do without
+the store and a search may read much."""
 
 SECONDS = 600.0
 """Seconds that one call may take in all, including its summaries."""
@@ -44,7 +45,8 @@ MCP = b"/_offload/mcp"
 
 
 Run = Callable[[Any, Any], Awaitable[bytes]]
-"""Takes an OperationCall, or anything that is Looking where the operation only looks, and the parameters."""
+"""Takes an OperationCall, or anything that is Looking where the operation only looks, and the
+parameters."""
 
 PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
     b"/context_offload": ("Move old content out of a conversation", offload.offload, [schema.OffloadParameters]),
@@ -59,19 +61,21 @@ PATHS: Mapping[bytes, tuple[str, Run, Sequence[type[msgspec.Struct]]]] = {
     b"/v1/compress": ("The messages as the proxy would send them, in Headroom's shape of reply",
                       compress.compress, [schema.CompressMessages]),
 }  # fmt: skip
-"""What each path does, in a few words and in code, and the parameters that it takes. Of two kinds, calls with a
-`file_path` are of the first."""
+"""What each path does, in a few words and in code, and the parameters that it takes. Of two kinds,
+calls with a `file_path` are of the first."""
 
 
 async def look(path: bytes, call: Looking, body: bytes) -> bytes:
-    """Return the reply of an operation that only looks into files, without a server. Raises ProxyError."""
+    """Return the reply of an operation that only looks into files, without a server. Raises
+    ProxyError."""
     _, run, kinds = PATHS[path]
     given, _ = schema.body(body)
     return await run(call, schema.taken(given, kinds[-1]))
 
 
 def check_caller(tenant: Tenant) -> None:
-    """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
+    """Raises Unauthorized for callers without a key: they share a namespace and could read each
+    other's files."""
     if tenant.anonymous:
         raise Unauthorized(
             "Send a key as `Authorization: Bearer KEY`: the operations keep files for you, and your key is all that "
@@ -82,7 +86,9 @@ def check_caller(tenant: Tenant) -> None:
 @cache
 def description() -> bytes:
     """Return the OpenAPI document as JSON."""
-    return schema.document({path.decode(): (about, kinds) for path, (about, _, kinds) in PATHS.items()})
+    return schema.document(
+        {path.decode(): (about, kinds) for path, (about, _, kinds) in PATHS.items()}
+    )
 
 
 async def _describe(request: Request) -> Response:
@@ -105,7 +111,8 @@ class Operations(Part):
 
     async def operate(self, client: Exchange, tenant: Tenant) -> None:
         """Send a reply, and record one outcome whatever happens."""
-        services, visit = self._services, self._services.store.visit(STORE_SECONDS)
+        services = self._services
+        visit = self._services.store.visit(STORE_SECONDS)
         shelf = CallerFiles(visit, tenant.namespace, tenant.policy, services.threads)
         call = OperationCall(services, client, tenant, shelf)
 
@@ -125,10 +132,14 @@ class Operations(Part):
 
     async def _serve(self, call: OperationCall) -> None:
         """Raises ProxyError and ClientGone."""
-        client, caller, threads = call.client, call.tenant.namespace, self._services.threads
+        client = call.client
+        caller = call.tenant.namespace
+        threads = self._services.threads
         retrieves = client.path.startswith(compress.RETRIEVE)
         if client.method != ("GET" if retrieves else "POST"):
-            raise MethodNotAllowed(f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}")
+            raise MethodNotAllowed(
+                f"This operation takes {'GET' if retrieves else 'POST'}, not {client.method}"
+            )
         if retrieves:
             with client.present():
                 await client.reply(200, await compress.retrieve(call))
@@ -146,13 +157,17 @@ class Operations(Part):
                 async with asyncio.timeout(SECONDS):
                     reply = await run(call, await call.read(schema.taken, given, kind))
             except TimeoutError as error:
-                raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
+                raise Overloaded(
+                    f"This took longer than {SECONDS:g} seconds; ask for less at once"
+                ) from error
             await client.reply(200, reply)
 
     async def mcp(self, client: Exchange, tenant: Tenant) -> None:
         """Answer one request of an MCP client. Raises ProxyError and ClientGone."""
         if client.method != "POST":
-            raise MethodNotAllowed(f"This MCP server keeps no sessions and takes POST, not {client.method}")
+            raise MethodNotAllowed(
+                f"This MCP server keeps no sessions and takes POST, not {client.method}"
+            )
         try:  # in a thread, as this imports much
             mcp = await asyncio.to_thread(import_module, "proxy.apps.operations.mcp")
         except ModuleNotFoundError as error:

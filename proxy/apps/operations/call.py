@@ -1,12 +1,15 @@
-"""One call of an operation: the caller's files and how the caller names them, and the envelope of every reply.
+"""One call of an operation: the caller's files and how the caller names them, and the envelope of
+every reply.
 
-A caller's paths are names in the caller's own namespace, never paths on a server. `/workspace/x`, `workspace//x/` and
-`./workspace/x` are one name, because the namespace is the only root. Replies to a caller keep the caller's spelling;
-only keys are made from canonical names. The store has the files that `/context_offload` wrote under
-`NAMESPACE/files/NAME`. A caller can also read, by its exact path, an original that the proxy moved for the same key.
+A caller's paths are names in the caller's own namespace, never paths on a server. `/workspace/x`,
+`workspace//x/` and `./workspace/x` are one name, because the namespace is the only root. Replies to
+a caller keep the caller's spelling; only keys are made from canonical names. The store has the
+files that `/context_offload` wrote under `NAMESPACE/files/NAME`. A caller can also read, by its
+exact path, an original that the proxy moved for the same key.
 
-The names of moved texts contain a digest of the text, so a text that was cut off or changed is noticed. It counts as
-absent, but stays where it is until the same text is written again: people may still make something of it.
+The names of moved texts contain a digest of the text, so a text that was cut off or changed is
+noticed. It counts as absent, but stays where it is until the same text is written again: people may
+still make something of it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from proxy.threads import WorkPool
 P = ParamSpec("P")
 T = TypeVar("T")
 
-KIND, ORIGINALS = "files", "originals"
+KIND = "files"
+ORIGINALS = "originals"
 
 KEY_BYTES = 255
 """The most bytes of one part of a store's key (the longest file name of ext4, XFS and APFS)."""
@@ -62,7 +66,8 @@ class BadName(ValueError):
 
 
 def canonical(spelled: str) -> str:
-    """Return the name that a path means, or an empty string for the namespace itself. Raises BadName."""
+    """Return the name that a path means, or an empty string for the namespace itself. Raises
+    BadName."""
     if _CONTROL.search(spelled):
         raise BadName(f"{shown(spelled)} has a control character in it")
     try:
@@ -86,8 +91,8 @@ def joined(directory: str, name: str) -> str:
 
 
 def key_part(name: str) -> str:
-    """Return a canonical name as a part of a store's key: as in a URL, with `.` for `%`. The parts of two names that
-    begin alike begin alike. Raises BadName if it is too long."""
+    """Return a canonical name as a part of a store's key: as in a URL, with `.` for `%`. The parts
+    of two names that begin alike begin alike. Raises BadName if it is too long."""
     quoted = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
     part = FIRST + quoted.replace("%", ".")
     if len(part) > KEY_BYTES:
@@ -98,7 +103,11 @@ def key_part(name: str) -> str:
 def name_of(part: str) -> str | None:
     """Return the name that a key's part encodes, or None if it is not one of ours."""
     try:
-        return unquote(part.removeprefix(FIRST).replace(".", "%"), errors="strict") if part.startswith(FIRST) else None
+        return (
+            unquote(part.removeprefix(FIRST).replace(".", "%"), errors="strict")
+            if part.startswith(FIRST)
+            else None
+        )
     except UnicodeDecodeError:
         return None
 
@@ -119,10 +128,12 @@ class File(msgspec.Struct, frozen=True):
 
 
 class CallerFiles:
-    """One request's access to its caller's files. All methods raise StoreFault if the store does not answer."""
+    """One request's access to its caller's files. All methods raise StoreFault if the store does
+    not answer."""
 
     def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: WorkPool) -> None:
-        self._visit, self._namespace = visit, namespace
+        self._visit = visit
+        self._namespace = namespace
         self._run = partial(threads.run, namespace)
         self._store_dirs = {canonical(one.offload.store_dir) for one in (policy, *policy.rules)}
         self.archive = Archive(visit, namespace, self._run)
@@ -131,19 +142,26 @@ class CallerFiles:
         """The names of the damaged files that were met, in order."""
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files durably, whose names tell their contents. Raises StoreFault if one cannot be written."""
+        """Write files durably, whose names tell their contents. Raises StoreFault if one cannot be
+        written."""
         waiting = asyncio.Semaphore(AT_ONCE)
 
         async def put(name: str, content: bytes) -> None:
             async with waiting:
-                if not await self._visit.put_intact(self._key(name), content, lambda key, there: there == content):
+                if not await self._visit.put_intact(
+                    self._key(name), content, lambda key, there: there == content
+                ):
                     raise _failed("keep a file")
 
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 
     async def put_next(self, stem: str, ending: str, content: bytes) -> str:
-        """Write a file under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the name."""
-        taken = [file.name.removeprefix(stem).removesuffix(ending) for file in await self._beginning(stem)]
+        """Write a file under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the
+        name."""
+        taken = [
+            file.name.removeprefix(stem).removesuffix(ending)
+            for file in await self._beginning(stem)
+        ]
         number = max((int(one) + 1 for one in taken if one.isascii() and one.isdigit()), default=0)
         while not await self._put_if_free(name := f"{stem}{number}{ending}", content):
             number += 1
@@ -160,7 +178,8 @@ class CallerFiles:
         return await self._beginning(f"{directory}/" if directory else "")
 
     async def _beginning(self, text: str) -> list[File]:
-        """Return the files whose names begin with `text`, sorted by name. Raises BadName if `text` is too long."""
+        """Return the files whose names begin with `text`, sorted by name. Raises BadName if `text`
+        is too long."""
         found = await self._visit.list(self._key(text))
         if found is None:
             raise _failed("list files")
@@ -173,7 +192,8 @@ class CallerFiles:
         return await self._run(named)
 
     async def read(self, name: str) -> bytes | None:
-        """Return the content of the file or the original with this path, or None if there is neither."""
+        """Return the content of the file or the original with this path, or None if there is
+        neither."""
         directory, _, file = name.rpartition("/")
         keys = [self._key(name)]
         if directory in self._store_dirs and is_part(file):
@@ -186,7 +206,8 @@ class CallerFiles:
         return await self._whole([self._key(name) for name in wanted], wanted) if wanted else []
 
     async def _whole(self, keys: Sequence[str], names: Sequence[str]) -> Sequence[bytes | None]:
-        """Return the contents of these keys, with None where there is none or where it is not what the name says."""
+        """Return the contents of these keys, with None where there is none or where it is not what
+        the name says."""
         found = await self._stored(keys)
         whole = await self._run(lambda: [*map(_intact, keys, names, found)])
         for key, name, content, kept in zip(keys, names, found, whole, strict=True):
@@ -202,7 +223,8 @@ class CallerFiles:
         return found
 
     def missing(self, name: str, path: str) -> NotThere:
-        """Return the error for a file that could not be read. `path` is how the caller spells its name."""
+        """Return the error for a file that could not be read. `path` is how the caller spells its
+        name."""
         if name in self.damaged:
             return NotThere(
                 f"The file {path!r} is damaged in the store: its content is not what was written. So it counts as "
@@ -215,7 +237,8 @@ class CallerFiles:
 
 
 def _intact(key: str, name: str, content: bytes | None) -> bytes | None:
-    """Return the content unless it is damaged. A file whose name tells no digest cannot be checked."""
+    """Return the content unless it is damaged. A file whose name tells no digest cannot be
+    checked."""
     if content is None or (key.split("/")[1] == KIND and not digest_in(name)):
         return content
     return original_of(name.rpartition("/")[2], content)
@@ -229,7 +252,8 @@ def _failed(task: str) -> StoreFault:
 
 
 class Looking(Protocol):
-    """Whoever looks into a caller's files: a call of an operation, or a command that reads the store itself."""
+    """Whoever looks into a caller's files: a call of an operation, or a command that reads the
+    store itself."""
 
     tenant: Tenant
     shelf: CallerFiles
@@ -269,19 +293,27 @@ class OperationCall:
 
 
 def envelope(
-    answer: str, messages: Iterable[bytes | Raw] = (), metadata: Mapping[str, Any] = {}, *, success: bool = True
+    answer: str,
+    messages: Iterable[bytes | Raw] = (),
+    metadata: Mapping[str, Any] = {},
+    *,
+    success: bool = True,
 ) -> bytes:
     """Return the body of a reply. Messages are raw JSON and keep their bytes."""
-    said, more = rawjson.encode(answer), rawjson.encode(metadata)
+    said = rawjson.encode(answer)
+    more = rawjson.encode(metadata)
     return b'{"success":%b,"answer":%b,"messages":%b,"metadata":%b}' % (
         rawjson.encode(success), said, rawjson.array(messages), more
     )  # fmt: skip
 
 
 def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], bytes]:
-    """Return a function that takes an error and returns a body with the reason and the caller's own messages.
+    """Return a function that takes an error and returns a body with the reason and the caller's own
+    messages.
 
     The messages are included so that a failed call cannot lose them.
     """
     own = list(messages)
-    return lambda error: envelope(error.message, own, {"error": error.code or error.kind}, success=False)
+    return lambda error: envelope(
+        error.message, own, {"error": error.code or error.kind}, success=False
+    )

@@ -1,11 +1,12 @@
-"""`/v1/compress` and `/v1/retrieve/HASH`: the plan alone, for gateways that send the requests themselves.
+"""`/v1/compress` and `/v1/retrieve/HASH`: the plan alone, for gateways that send the requests
+themselves.
 
 LiteLLM, Portkey and Kong call these two paths of Headroom, and may call ours instead:
 
     messages ──planned as by the proxy──> the same messages, some results as previews; hashes ──retrieve──> results
 
-A gateway may hold back the model's replies and its newest turn, as LiteLLM does. So a result without its call counts as
-answered, in a turn of its own.
+A gateway may hold back the model's replies and its newest turn, as LiteLLM does. So a result
+without its call counts as answered, in a turn of its own.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ DIGEST = re.compile(r"[0-9a-f]{16}")
 
 async def compress(call: OperationCall, given: CompressMessages) -> bytes:
     """Return the messages as the proxy would send them, as many as came. Raises ProxyError."""
-    policy, services = call.tenant.policy.for_model(given.model), call.services
-    planned, ours, words = None, frozenset[int](), f"The policy's mode is {policy.offload.mode}."
+    policy = call.tenant.policy.for_model(given.model)
+    services = call.services
+    planned = None
+    ours = frozenset[int]()
+    words = f"The policy's mode is {policy.offload.mode}."
     if policy.offload.mode not in (Mode.OFF, Mode.OBSERVE):
         words = "The messages cannot be planned."
         try:
@@ -49,10 +53,15 @@ async def compress(call: OperationCall, given: CompressMessages) -> bytes:
     if planned is None:
         return await call.read(_reply, call, given.model, call.messages, None, words)
     rendered = await call.read(Rendered.of, planned, None, {}, services.reader)
-    offload, window = planned.policy.offload, planned.room.window
+    offload = planned.policy.offload
+    window = planned.room.window
     words = await call.read(told, planned.history.items, rendered.plan, offload, window)
-    if not await archive.keep(rendered, services.store, call.tenant.namespace, call.read, by_digest=True):
-        raise StoreFault("The store did not keep what would have moved, so nothing moves; try again later")
+    if not await archive.keep(
+        rendered, services.store, call.tenant.namespace, call.read, by_digest=True
+    ):
+        raise StoreFault(
+            "The store did not keep what would have moved, so nothing moves; try again later"
+        )
     sent = [entry for index, entry in enumerate(rendered.entries) if index not in ours]
     return await call.read(_reply, call, given.model, sent, rendered, words)
 
@@ -64,30 +73,44 @@ async def retrieve(call: OperationCall) -> bytes:
     [text] = await call.shelf.archive.read_many([name]) if name else [None]
     if text is None:
         raise NotThere(f"There is no text {asked!r} among those that are kept for your key")
-    return rawjson.encode({"hash": asked, "original_content": text.decode("utf-8", "surrogatepass")})
+    return rawjson.encode(
+        {"hash": asked, "original_content": text.decode("utf-8", "surrogatepass")}
+    )
 
 
 def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
-    """Return a chat request of these messages with the replies that were held back, and the places of these."""
-    messages, made, called = list[bytes | Raw](), set[int](), set[str]()
+    """Return a chat request of these messages with the replies that were held back, and the places
+    of these."""
+    messages = list[bytes | Raw]()
+    made = set[int]()
+    called = set[str]()
     for raw in raws:
         role = rawjson.text(rawjson.members(raw)["role"])
         if role == "assistant":
             called.update(call.id for call in CHAT.said(raw)[1])
         if role == "tool" and (answered := CHAT.answered(raw)) and answered not in called:
             made.add(len(messages))
-            call = {"id": answered, "type": "function", "function": {"name": "tool", "arguments": "{}"}}
-            messages.append(rawjson.encode({"role": "assistant", "content": None, "tool_calls": [call]}))
+            call = {
+                "id": answered,
+                "type": "function",
+                "function": {"name": "tool", "arguments": "{}"},
+            }
+            messages.append(
+                rawjson.encode({"role": "assistant", "content": None, "tool_calls": [call]})
+            )
         messages.append(raw)
     if made:
         made.add(len(messages))
         messages.append(b'{"role":"assistant","content":"."}')
-    return b'{"model":' + rawjson.encode(model) + b',"messages":' + rawjson.array(messages) + b"}", frozenset(made)
+    return b'{"model":' + rawjson.encode(model) + b',"messages":' + rawjson.array(
+        messages
+    ) + b"}", frozenset(made)
 
 
 async def _planned(call: OperationCall, policy: Policy, body: bytes) -> Planned | None:
     """Plan a request in which results move and nothing else changes. Raises Unplannable."""
-    offload, tools = replace(policy.offload, mode=Mode.COMPACT), replace(policy.tools, inject=Inject.NEVER)
+    offload = replace(policy.offload, mode=Mode.COMPACT)
+    tools = replace(policy.tools, inject=Inject.NEVER)
     policy = replace(policy, offload=offload, tools=tools)
     request = await call.read(CHAT.parse, body)
     window = call.services.known.window(call.tenant.namespace, policy, request.model)
@@ -95,7 +118,11 @@ async def _planned(call: OperationCall, policy: Policy, body: bytes) -> Planned 
 
 
 def _reply(
-    call: OperationCall, model: str, messages: Sequence[bytes | Raw], rendered: Rendered | None, words: str
+    call: OperationCall,
+    model: str,
+    messages: Sequence[bytes | Raw],
+    rendered: Rendered | None,
+    words: str,
 ) -> bytes:
     """Return the messages and the figures in Headroom's shape."""
     before, after = (rendered.planned.history.tokens, rendered.tokens) if rendered else (0, 0)

@@ -1,6 +1,8 @@
-"""The MCP server: three operations as tools, over HTTP on the proxy and over stdio from the command line.
+"""The MCP server: three operations as tools, over HTTP on the proxy and over stdio from the command
+line.
 
-Needs `offload-proxy[mcp]`. Each call of a tool is a call of its operation, with the same caller, bounds and log line.
+Needs `offload-proxy[mcp]`. Each call of a tool is a call of its operation, with the same caller,
+bounds and log line.
 """
 
 from __future__ import annotations
@@ -37,17 +39,20 @@ you repeat work, and read it where a text names a path such as /context_store/bi
 
 
 class Grep(schema.Search, frozen=True, kw_only=True):
-    """Lines of this user's moved texts that match a regular expression (RE2, ignoring case), the newest conversation's
-    first. L1 is a text's first line, which is offset 0 of read_file."""
+    """Lines of this user's moved texts that match a regular expression (RE2, ignoring case), the
+    newest conversation's first. L1 is a text's first line, which is offset 0 of read_file."""
 
     archive: bool = True
     limit: Annotated[int, Meta(ge=1, le=1_000, description="matches at most")] = 50
 
 
 class Read(schema.ReadFile, frozen=True, kw_only=True):
-    """A moved text of this user, or as much of it as fits; then a last line in brackets says how to go on."""
+    """A moved text of this user, or as much of it as fits; then a last line in brackets says how to
+    go on."""
 
-    characters: Annotated[int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")] = 40_000
+    characters: Annotated[
+        int, Meta(ge=1_000, le=16 << 20, description="most characters of the answer")
+    ] = 40_000
 
 
 TOOLS: Mapping[str, tuple[type[msgspec.Struct], Mapping[str, Any]]] = {
@@ -55,7 +60,8 @@ TOOLS: Mapping[str, tuple[type[msgspec.Struct], Mapping[str, Any]]] = {
     "grep": (Grep, {"archive": True, "limit": 50}),
     "read_file": (Read, {"characters": 40_000}),
 }
-"""The operations that are tools, with what each takes, and what it gets where a model sends nothing else."""
+"""The operations that are tools, with what each takes, and what it gets where a model sends nothing
+else."""
 
 
 def _schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -74,7 +80,12 @@ def server(ask: Ask) -> Server[Any]:
     async def list_tools(context: Any, asked: Any) -> ListToolsResult:
         reads = ToolAnnotations(read_only_hint=True)
         tools = [
-            Tool(name=name, description=kind.__doc__, input_schema=_schema_of(kind), annotations=reads)
+            Tool(
+                name=name,
+                description=kind.__doc__,
+                input_schema=_schema_of(kind),
+                annotations=reads,
+            )
             for name, (kind, _) in TOOLS.items()
         ]
         return ListToolsResult(tools=tools)
@@ -85,7 +96,9 @@ def server(ask: Ask) -> Server[Any]:
         _, defaults = TOOLS[asked.name]
         sent = {name: value for name, value in (asked.arguments or {}).items() if value is not None}
         try:
-            reply = await ask(b"/%b" % asked.name.encode(), msgspec.json.encode({**defaults, **sent}))
+            reply = await ask(
+                b"/%b" % asked.name.encode(), msgspec.json.encode({**defaults, **sent})
+            )
         except ProxyError as error:
             return said(error.message, failed=True)
         return said(reply.answer, failed=not reply.success)
@@ -106,8 +119,11 @@ async def over_stdio(ask: Ask) -> None:
         await made.run(incoming, outgoing, made.create_initialization_options())
 
 
-async def over_http(client: Exchange, body: bytes, operate: Callable[[Exchange], Awaitable[None]]) -> None:
-    """Answer one request of the streamable HTTP transport, without a session. `operate` serves an operation."""
+async def over_http(
+    client: Exchange, body: bytes, operate: Callable[[Exchange], Awaitable[None]]
+) -> None:
+    """Answer one request of the streamable HTTP transport, without a session. `operate` serves an
+    operation."""
 
     async def ask(path: bytes, given: bytes) -> Envelope:
         """Call an operation as a request within this one of the same client."""
@@ -117,7 +133,13 @@ async def over_http(client: Exchange, body: bytes, operate: Callable[[Exchange],
             written.append(message.get("body", b""))
 
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(given))]
-        own = {"method": "POST", "path": path.decode(), "raw_path": path, "query_string": b"", "headers": headers}
+        own = {
+            "method": "POST",
+            "path": path.decode(),
+            "raw_path": path,
+            "query_string": b"",
+            "headers": headers,
+        }
         scope = {**client.scope, **own, "extensions": {RAW: client.scope["extensions"][RAW]}}
         inner = Exchange(scope, _after(given, client.receive), send)
         inner.fault_body = refusal()

@@ -2,10 +2,11 @@
 
     messages ──measured──> sizes ──decided──> Offloaded ──summaries made──> files written ──> the messages that remain
 
-The caller adopts the result, so one call is one event: there are no pins, and nothing has to pay for itself. Every
-message is accepted: one with members that we do not know stays unchanged, and is summarised as JSON. All comparisons
-are strict, and sizes are in tokens. Files are written only after all summaries are made, and the reply is sent only
-after all files are written. Threads do all work on the bytes of messages.
+The caller adopts the result, so one call is one event: there are no pins, and nothing has to pay
+for itself. Every message is accepted: one with members that we do not know stays unchanged, and is
+summarised as JSON. All comparisons are strict, and sizes are in tokens. Files are written only
+after all summaries are made, and the reply is sent only after all files are written. Threads do all
+work on the bytes of messages.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers
 
 LEAST = 200
-"""The smallest size in tokens that a summary call asks for, because models ignore smaller limits."""
+"""The smallest size in tokens that a summary call asks for, because models ignore smaller
+limits."""
 
 TARGET = b"/v1/chat/completions"
 
 BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 
-NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
+NOTHING = (
+    "Nothing was above the thresholds: the messages are as they came, and no file was written."
+)
 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""
@@ -64,7 +68,8 @@ Count = Callable[[str], int]
 
 
 class Offloaded(msgspec.Struct, frozen=True):
-    """The decision. `groups` has the indexes of the messages that each snapshot replaces; most calls have no groups."""
+    """The decision. `groups` has the indexes of the messages that each snapshot replaces; most
+    calls have no groups."""
 
     raws: Sequence[bytes | Raw]
     messages: Sequence[Message]
@@ -99,7 +104,8 @@ async def offload(call: OperationCall, options: CompactParameters) -> bytes:
     count = call.services.reader.counter(model)
     readable = await call.read(lambda: [*map(_in_text, call.messages)])
     decided = await call.read(_decided, readable, options, count)
-    before, compressed = decided.before, sum(map(len, decided.groups))
+    before = decided.before
+    compressed = sum(map(len, decided.groups))
     call.noted = {
         "mode": options.mode.value,
         "model": model,
@@ -115,10 +121,14 @@ async def offload(call: OperationCall, options: CompactParameters) -> bytes:
         )
     texts = await _summaries(call, policy, model, decided, options.store_dir.rstrip("/"))
     contents = await call.read(
-        lambda: {canonical(path): text.encode("utf-8", "surrogatepass") for path, text in decided.files.items()}
+        lambda: {
+            canonical(path): text.encode("utf-8", "surrogatepass")
+            for path, text in decided.files.items()
+        }
     )
     await call.shelf.put_all(contents)
-    groups, stem = {}, joined(options.store_dir, f"compressed_group_{_ODD.sub('_', chat_id)[:64]}_")
+    groups = {}
+    stem = joined(options.store_dir, f"compressed_group_{_ODD.sub('_', chat_id)[:64]}_")
     for group in decided.groups:
         # Each message starts on a new line, so that searching and paging work.
         content = b"[\n" + b",\n".join(call.messages[index] for index in group) + b"\n]\n"
@@ -128,7 +138,10 @@ async def offload(call: OperationCall, options: CompactParameters) -> bytes:
     def reply() -> bytes:
         came = {id(read): raw for read, raw in zip(readable, call.messages, strict=True)}
         kept = [came.get(id(raw), raw) for raw in _with_snapshots(decided, texts, [*groups])]
-        known = {id(raw): message.tokens for raw, message in zip(call.messages, decided.messages, strict=True)}
+        known = {
+            id(raw): message.tokens
+            for raw, message in zip(call.messages, decided.messages, strict=True)
+        }
         after = sum(known.get(id(raw)) or measured(raw, options, count).tokens for raw in kept)
         call.noted["tokens_after"] = after
         files = {**decided.files, **groups}
@@ -143,7 +156,10 @@ async def offload(call: OperationCall, options: CompactParameters) -> bytes:
             metadata["original_messages_path"] = next(iter(groups))
             metadata["original_messages_paths"] = [*groups]
             metadata["compressed_message_count"] = compressed
-        answer = "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
+        answer = (
+            "\n".join(f"Successfully created and wrote to new file: {path}" for path in files)
+            or NOTHING
+        )
         return envelope(answer, kept, metadata)
 
     return await call.read(reply)
@@ -160,7 +176,8 @@ def _decided(raws: Sequence[bytes | Raw], options: CompactParameters, count: Cou
     """Decide what the limits require."""
     messages = [measured(raw, options, count) for raw in raws]
     named, _ = Naming().named(messages)
-    starts, before = _steps(messages), sum(message.tokens for message in messages)
+    starts = _steps(messages)
+    before = sum(message.tokens for message in messages)
     moved: dict[int, Message] = {}
     if before > options.max_total_tokens and options.mode is not Mode.COMPRESS:
         moved = _moved(raws, named[: _recent(starts, options.keep(1))], options, count)
@@ -168,7 +185,8 @@ def _decided(raws: Sequence[bytes | Raw], options: CompactParameters, count: Cou
     tokens = [message.tokens for message in messages]
     for index, message in moved.items():
         kept[index] = with_previews(CHAT, raws[index], message, options.shape, first_preview=False)
-        # Measured, not summed from parts: callers compare their threshold with the ratio that the reply states.
+        # Measured, not summed from parts: callers compare their threshold with the ratio that the
+        # reply states.
         tokens[index] = measured(kept[index], options, count).tokens
     compresses = options.mode is Mode.COMPRESS
     if options.mode is Mode.AUTO:
@@ -183,7 +201,10 @@ def _decided(raws: Sequence[bytes | Raw], options: CompactParameters, count: Cou
 
 
 def _moved(
-    raws: Sequence[bytes | Raw], messages: Sequence[Message], options: CompactParameters, count: Count
+    raws: Sequence[bytes | Raw],
+    messages: Sequence[Message],
+    options: CompactParameters,
+    count: Count,
 ) -> dict[int, Message]:
     """Return the tool results to move, each with only the pieces that are worth moving.
 
@@ -191,22 +212,34 @@ def _moved(
     """
     moved = dict[int, Message]()
     for index, message in enumerate(messages):
-        if message.role is Role.TOOL and message.tokens > options.max_tool_message_tokens and message.pieces:
+        if (
+            message.role is Role.TOOL
+            and message.tokens > options.max_tool_message_tokens
+            and message.pieces
+        ):
             made = {
                 part
                 for part, text in CHAT.texts(raws[index])
                 if (match := _REFERENCE.search(text)) and count(text) < int(match["tokens"])
             }
-            pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in made)
+            pieces = tuple(
+                piece
+                for piece in moved_pieces(message, first_preview=False)
+                if piece.part not in made
+            )
             if pieces:
                 moved[index] = replace(message, pieces=pieces)
     return moved
 
 
 def _groups(
-    messages: Sequence[Message], tokens: Sequence[int], starts: Sequence[int], options: CompactParameters
+    messages: Sequence[Message],
+    tokens: Sequence[int],
+    starts: Sequence[int],
+    options: CompactParameters,
 ) -> list[list[int]]:
-    """Return the groups to compress, each with as many whole steps as fit; none if the total is within the limit."""
+    """Return the groups to compress, each with as many whole steps as fit; none if the total is
+    within the limit."""
     taken = [
         index
         for index in range(_recent(starts, options.keep(2)))
@@ -214,7 +247,9 @@ def _groups(
     ]
     if sum(tokens[index] for index in taken) <= options.max_total_tokens:
         return []
-    groups, room, most = list[list[int]](), 0, options.group_token_threshold or 0
+    groups = list[list[int]]()
+    room = 0
+    most = options.group_token_threshold or 0
     for _, indexes in groupby(taken, key=starts.__getitem__):
         step = [*indexes]
         size = sum(tokens[index] for index in step)
@@ -229,12 +264,15 @@ def _groups(
 def _steps(messages: Sequence[Message]) -> list[int]:
     """Return for each message where its step begins: what may be cut off only as a whole.
 
-    A step never separates a call from its result. A result without a call belongs to the message before it, and so do
-    results in the old form.
+    A step never separates a call from its result. A result without a call belongs to the message
+    before it, and so do results in the old form.
     """
-    calls, starts = dict[str, int](), list[int]()
+    calls = dict[str, int]()
+    starts = list[int]()
     for index, message in enumerate(messages):
-        partner = calls.get(message.answers, max(index - 1, 0)) if message.role is Role.TOOL else index
+        partner = (
+            calls.get(message.answers, max(index - 1, 0)) if message.role is Role.TOOL else index
+        )
         starts.append(index)
         while starts[-1] > partner:
             starts.pop()
@@ -243,12 +281,16 @@ def _steps(messages: Sequence[Message]) -> list[int]:
 
 
 def _recent(starts: Sequence[int], keep: int) -> int:
-    """Return the index where the last `keep` messages begin, or an earlier one, so that no call loses its result."""
+    """Return the index where the last `keep` messages begin, or an earlier one, so that no call
+    loses its result."""
     return starts[max(len(starts) - keep, 0)] if keep else len(starts)
 
 
-def _with_snapshots(decided: Offloaded, texts: Sequence[str], paths: Sequence[str]) -> list[bytes | Raw]:
-    """Return the messages with snapshots, each a text and the path of its originals, instead of the groups.
+def _with_snapshots(
+    decided: Offloaded, texts: Sequence[str], paths: Sequence[str]
+) -> list[bytes | Raw]:
+    """Return the messages with snapshots, each a text and the path of its originals, instead of the
+    groups.
 
     They stand in the system message, where callers of this operation have always found them.
     """
@@ -259,7 +301,9 @@ def _with_snapshots(decided: Offloaded, texts: Sequence[str], paths: Sequence[st
     made = zip(texts, decided.groups, paths, strict=True)
     blocks = [summary.framed(text, len(group), path) for text, group, path in made]
     leading = next((place for place, raw in enumerate(kept) if not is_system(raw)), len(kept))
-    return CHAT.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), SnapshotRole.SYSTEM)
+    return CHAT.with_snapshot(
+        kept, leading, "\n\n".join([summary.NOTICE, *blocks]), SnapshotRole.SYSTEM
+    )
 
 
 # -- the summaries: the tenant's upstream makes them in order, and each call includes the earlier ones --
@@ -269,7 +313,8 @@ async def _summaries(
     call: OperationCall, policy: Policy, model: str, decided: Offloaded, store_dir: str
 ) -> Sequence[str]:
     """Return a summary for each group. Raises UpstreamFault."""
-    spent, texts = Spent(), list[str]()
+    spent = Spent()
+    texts = list[str]()
     if decided.groups:
         call.client.sent = time.perf_counter()
     try:
@@ -283,7 +328,9 @@ async def _summaries(
         raise NoSummary(f"No summary was made: {error}") from error
     except TimeoutError as error:
         seconds = policy.upstream.idle_timeout
-        raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
+        raise UpstreamSilent(
+            f"No summary was made: no answer within {seconds:g} seconds"
+        ) from error
     finally:
         call.noted["summary_prompt_tokens"] = spent.prompt_tokens
         call.noted["summary_completion_tokens"] = spent.completion_tokens
@@ -292,11 +339,13 @@ async def _summaries(
 
 
 def _sections(decided: Offloaded, group: Sequence[int]) -> list[Section]:
-    """Return a group as the summarising model sees it, with references in place of the texts that moved."""
+    """Return a group as the summarising model sees it, with references in place of the texts that
+    moved."""
     tools = {call: name for message in decided.messages for call, name in message.calls}
     sections = list[Section]()
     for index in group:
-        raw, message = decided.raws[index], decided.messages[index]
+        raw = decided.raws[index]
+        message = decided.messages[index]
         if message.sealed:
             said = bytes(raw).decode("utf-8", "replace")
             sections.append(Section(f"{index + 1} {message.role.name.lower()}", said, message.role))
@@ -306,14 +355,21 @@ def _sections(decided: Offloaded, group: Sequence[int]) -> list[Section]:
 
 
 def _job(
-    call: OperationCall, policy: Policy, model: str, sections: list[Section], tokens: int, store_dir: str
+    call: OperationCall,
+    policy: Policy,
+    model: str,
+    sections: list[Section],
+    tokens: int,
+    store_dir: str,
 ) -> SummaryJob:
-    """Build the job for one group. Its calls have the caller's own credentials, or those that the tenant uses instead.
+    """Build the job for one group. Its calls have the caller's own credentials, or those that the
+    tenant uses instead.
 
-    The caller wants a summary even if it saves nothing, so it is accepted at any size. The task asks for half of the
-    group's tokens.
+    The caller wants a summary even if it saves nothing, so it is accepted at any size. The task
+    asks for half of the group's tokens.
     """
-    window, compress = call.services.known.window(call.tenant.namespace, policy, model), policy.offload.compress
+    window = call.services.known.window(call.tenant.namespace, policy, model)
+    compress = policy.offload.compress
     size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
     compress = replace(compress, snapshot_tokens=size, group_token_threshold=0)
     offload = replace(policy.offload, store_dir=store_dir, compress=compress)
@@ -323,7 +379,9 @@ def _job(
         request = call.services.relay.request(call.client, tenant, body, TARGET)
         request = relay.rewritten(request, body, (*relay.ANOTHER, b"content-type"))
         headers = Headers((*request.headers, (b"content-type", b"application/json")))
-        return await summary_writer.ask(call.services.upstream, replace(request, headers=headers), CHAT)
+        return await summary_writer.ask(
+            call.services.upstream, replace(request, headers=headers), CHAT
+        )
 
     return SummaryJob(
         tenant=tenant,

@@ -1,4 +1,5 @@
-"""The parameters of the operations, one struct each, and the OpenAPI 3.1 document that is made of them.
+"""The parameters of the operations, one struct each, and the OpenAPI 3.1 document that is made of
+them.
 
 `ALIASES` lists older names of parameters. An error uses the name that the caller used.
 """
@@ -25,10 +26,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 Json = dict[str, Any]
 
 MAX_COMMAS = 2_000_000
-"""Commas in one call, those in texts included: as many values may have to be validated in one step."""
+"""Commas in one call, those in texts included: as many values may have to be validated in one
+step."""
 LONGEST_NAME = 160
-"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, where a dot takes three, a digest, a
-number, and our fixed text."""
+"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, where a dot takes
+three, a digest, a number, and our fixed text."""
 
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
@@ -53,7 +55,8 @@ PATHS: Mapping[str, str] = {
     "file_path": "",
     "absolute_path": "",
 }
-"""Parameters that name files and directories, each with the longest name that the operation will append to it."""
+"""Parameters that name files and directories, each with the longest name that the operation will
+append to it."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -84,7 +87,8 @@ class MessageParameter(msgspec.Struct, frozen=True):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
-        str | list[ContentPart] | ContentObject | None, Meta(description="an object in tool messages")
+        str | list[ContentPart] | ContentObject | None,
+        Meta(description="an object in tool messages"),
     ] = None
     tool_calls: list[ToolCallParameter] | None = None
     tool_call_id: str | None = None
@@ -95,31 +99,43 @@ KEEP_RECENT = 5
 
 
 class CompactParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What every mode of moving old content takes. The caller continues with the messages of the reply."""
+    """What every mode of moving old content takes. The caller continues with the messages of the
+    reply."""
 
     messages: Annotated[
-        list[MessageParameter], Meta(min_length=1, description="the conversation, every field of it is kept")
+        list[MessageParameter],
+        Meta(min_length=1, description="the conversation, every field of it is kept"),
     ]
-    store_dir: Annotated[Path, Meta(description="directory, a name among your own files, that references will carry")]
+    store_dir: Annotated[
+        Path, Meta(description="directory, a name among your own files, that references will carry")
+    ]
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, description="auto: compress if compaction leaves more than this share")
     ] = 0.75
-    max_total_tokens: Annotated[Tokens, Meta(description="nothing happens unless there is more than this")] = 20_000
+    max_total_tokens: Annotated[
+        Tokens, Meta(description="nothing happens unless there is more than this")
+    ] = 20_000
     max_tool_message_tokens: Annotated[
         Tokens, Meta(description="tool results are moved when they are larger than this")
     ] = 2_000
     group_token_threshold: Annotated[
-        Tokens | None, Meta(description="messages for one summary, in tokens; 0 or null: all of them")
+        Tokens | None,
+        Meta(description="messages for one summary, in tokens; 0 or null: all of them"),
     ] = None
     keep_recent_count: Annotated[
-        Tokens | None, Meta(description="last messages that stay; null: 1 when compacting, 2 when compressing")
+        Tokens | None,
+        Meta(description="last messages that stay; null: 1 when compacting, 2 when compressing"),
     ] = None
     chat_id: Annotated[
         Annotated[str, Meta(max_length=1_000)] | None,
         Meta(description="part of the names of files with compressed messages; null: a new UUID"),
     ] = None
-    preview_char_length: Annotated[int, Meta(ge=0, description="characters of a moved result that stay")] = 100
-    compress_system_message: Annotated[bool, Meta(description="whether system messages are compressed too")] = False
+    preview_char_length: Annotated[
+        int, Meta(ge=0, description="characters of a moved result that stay")
+    ] = 100
+    compress_system_message: Annotated[
+        bool, Meta(description="whether system messages are compressed too")
+    ] = False
     model: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="the model that writes summaries; null: the policy's `compress.model`"),
@@ -166,22 +182,31 @@ class OffloadParameters(CompactParameters, frozen=True, kw_only=True):
         return Mode(self.context_manage_mode)
 
 
-Session = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")]
+Session = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{1,16}(?!\n)$", description="a session's id, or its beginning")
+]
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines, counted from 1, that match a regular expression (RE2, ignoring case) in the files below a directory, or in
-    what conversations moved."""
+    """Lines, counted from 1, that match a regular expression (RE2, ignoring case) in the files
+    below a directory, or in what conversations moved."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
     path: Annotated[Path | None, Meta(description="directory; null: all of your files")] = None
     glob: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_PATH)] | None,
-        Meta(description="which files to search; a glob with a slash is matched against the path below the directory"),
+        Meta(
+            description="which files to search; a glob with a slash is matched against the path below the directory"
+        ),
     ] = None
-    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most; null: no limit")] = None
+    limit: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most; null: no limit")
+    ] = None
     archive: Annotated[
-        bool, Meta(description="search what your conversations moved, the newest first, and not your files")
+        bool,
+        Meta(
+            description="search what your conversations moved, the newest first, and not your files"
+        ),
     ] = False
     session: Annotated[Session | None, Meta(description="only what this conversation moved")] = None
 
@@ -189,7 +214,9 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 class Find(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of one file, counted from 1, that contain a text, ignoring case."""
 
-    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")]
+    pattern: Annotated[
+        str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")
+    ]
     file_path: Annotated[Path, Meta(description="the file")]
     limit: Annotated[int, Meta(ge=1, description="matches at most")] = 50
 
@@ -201,15 +228,24 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's content, or some lines of it. Files are the caller's, and the texts that its conversations moved."""
+    """A file's content, or some lines of it. Files are the caller's, and the texts that its
+    conversations moved."""
 
-    absolute_path: Annotated[Path | Match, Meta(description="the file, by its path or by a match in it")]
-    offset: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="first line, from 0")] = None
-    limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
+    absolute_path: Annotated[
+        Path | Match, Meta(description="the file, by its path or by a match in it")
+    ]
+    offset: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="first line, from 0")] = (
+        None
+    )
+    limit: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")
+    ] = None
     column: Annotated[int, Meta(ge=0, description="first character of that line, from 0")] = 0
     characters: Annotated[
         Annotated[int, Meta(ge=1_000, le=16 << 20)] | None,
-        Meta(description="most characters of the answer, whose last line in brackets says how to go on; null: all"),
+        Meta(
+            description="most characters of the answer, whose last line in brackets says how to go on; null: all"
+        ),
     ] = None
 
     @property
@@ -218,7 +254,8 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest conversations of this user that moved texts, or the texts that one of them moved."""
+    """The newest conversations of this user that moved texts, or the texts that one of them
+    moved."""
 
     session: Session | None = None
     limit: Annotated[int, Meta(ge=1, le=200, description="sessions at most")] = 20
@@ -227,7 +264,9 @@ class RecallSessions(msgspec.Struct, frozen=True, kw_only=True):
 class CompressMessages(msgspec.Struct, frozen=True, kw_only=True):
     """Messages for a gateway that sends the request itself. Other members are ignored."""
 
-    messages: Annotated[list[MessageParameter], Meta(min_length=1, description="every field of them is kept")]
+    messages: Annotated[
+        list[MessageParameter], Meta(min_length=1, description="every field of them is kept")
+    ]
     model: Annotated[str, Meta(description="chooses the policy's rule and the window")] = ""
 
 
@@ -240,8 +279,12 @@ class Compressed(msgspec.Struct, frozen=True, kw_only=True):
     tokens_saved: int
     compression_ratio: float
     transforms_applied: list[str]
-    ccr_hashes: Annotated[list[str], Meta(description="for `GET /v1/retrieve/HASH`, which gives a moved result back")]
-    reason: Annotated[str, Meta(description="what moved and why, or what is waited for, in one sentence")]
+    ccr_hashes: Annotated[
+        list[str], Meta(description="for `GET /v1/retrieve/HASH`, which gives a moved result back")
+    ]
+    reason: Annotated[
+        str, Meta(description="what moved and why, or what is waited for, in one sentence")
+    ]
 
 
 class Envelope(msgspec.Struct):
@@ -269,31 +312,41 @@ PARAMETERS = frozenset(ALIASES).union(
 # -- a body and what it asks for --
 
 Body = Mapping[str, Raw]
-"""A request's members as they came, but for those that are null: clients send that for what they leave out."""
+"""A request's members as they came, but for those that are null: clients send that for what they
+leave out."""
 
 
 def body(raw: bytes) -> tuple[Body, list[Raw]]:
-    """Parse a request's body, and the elements of `messages` if that is an array. Raises ClientFault if it is not a
-    JSON object, or too large a one."""
+    """Parse a request's body, and the elements of `messages` if that is an array. Raises
+    ClientFault if it is not a JSON object, or too large a one."""
     try:
         rawjson.check_utf8(raw)
         if rawjson.commas(raw) > MAX_COMMAS:
             raise ClientFault(f"The body has more than {MAX_COMMAS} commas")
         members = {
-            name: value for name, value in rawjson.members(raw, checked=True).items() if not rawjson.is_null(value)
+            name: value
+            for name, value in rawjson.members(raw, checked=True).items()
+            if not rawjson.is_null(value)
         }
-        return members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else []
+        return members, rawjson.elements(members["messages"]) if rawjson.is_array(
+            members.get("messages")
+        ) else []
     except NotJson as error:
         raise ClientFault(f"The body is not a JSON object: {error}") from error
 
 
 def taken(given: Body, kind: type[T]) -> T:
-    """The parameters of this kind; those of other operations are ignored. Raises ClientFault with the place and the
-    reason, also for a parameter that no operation has: its caller would take a default for what it asked for."""
+    """The parameters of this kind; those of other operations are ignored. Raises ClientFault with
+    the place and the reason, also for a parameter that no operation has: its caller would take a
+    default for what it asked for."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
     if kind is not CompressMessages:
         _check_known(given, fields)
-    older = {name: alias for alias, name in ALIASES.items() if name in fields and alias in given.keys() - fields}
+    older = {
+        name: alias
+        for alias, name in ALIASES.items()
+        if name in fields and alias in given.keys() - fields
+    }
     newer = {name: name for name in fields & given.keys()}
     if newer.keys() & older.keys():
         _converted(given, newer | older, kind)  # the newer name counts, but both must be valid
@@ -315,7 +368,9 @@ def _check_contents(messages: Sequence[MessageParameter]) -> None:
     """Raises ClientFault for an object as the content of a message that has no tool's result."""
     for place, message in enumerate(messages):
         if isinstance(message.content, ContentObject) and message.role not in ("tool", "function"):
-            raise ClientFault(f"Expected `str | array | null`, got `object` - at `$.messages[{place}].content`")
+            raise ClientFault(
+                f"Expected `str | array | null`, got `object` - at `$.messages[{place}].content`"
+            )
 
 
 def _path(given: str | Match | None) -> str:
@@ -330,16 +385,21 @@ def _converted(given: Body, spelled: Mapping[str, str], kind: type[T]) -> T:
             made = msgspec.json.decode(raw, type=kind)
         except msgspec.ValidationError:
             raise
-        except (msgspec.MsgspecError, UnicodeDecodeError):  # half a surrogate pair, as JavaScript's `slice` can leave
+        # half a surrogate pair, as JavaScript's `slice` can leave
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             made = msgspec.convert(json.loads(raw), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        text = re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error))
+        text = re.sub(
+            r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", str(error)
+        )
         raise ClientFault(text) from error
     for field, appended in PATHS.items():
         try:
             key_part(canonical(_path(getattr(made, field, None))) + appended)
         except BadName as error:
-            raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
+            raise ClientFault(
+                f"`$.{spelled.get(field, field)}` is not a valid path: {error}"
+            ) from error
     _check_contents(getattr(made, "messages", ()))
     return made
 
@@ -364,7 +424,9 @@ def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]
     """Return the OpenAPI document as JSON. Takes each path's summary, and what it takes."""
     types = [kind for _, taking in operations.values() for kind in taking]
     described = [*types, Compressed, Envelope]
-    schemas, components = msgspec.json.schema_components(described, ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(
+        described, ref_template="#/components/schemas/{name}"
+    )
     for kind in types:
         _complete(components[kind.__name__])
     kinds = dict(zip(described, schemas, strict=True))
@@ -374,7 +436,9 @@ def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]
 
     paths: Json = {}
     for path, (summary, taking) in operations.items():
-        schema = kinds[taking[0]] if len(taking) == 1 else {"anyOf": [kinds[kind] for kind in taking]}
+        schema = (
+            kinds[taking[0]] if len(taking) == 1 else {"anyOf": [kinds[kind] for kind in taking]}
+        )
         replies = {status: content(text, kinds[Envelope]) for status, text in _REPLIES.items()}
         asked = {"required": True, "content": {"application/json": {"schema": schema}}}
         paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": replies}}
@@ -383,16 +447,26 @@ def document(operations: Mapping[str, tuple[str, Sequence[type[msgspec.Struct]]]
         "openapi": "3.1.0",
         "info": {"title": "Offload Proxy: operations", "version": "1"},
         "paths": paths,
-        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{"key": []}],
     }
-    return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(whole))  # the types' names for callers
+    # the types' names for callers
+    return re.sub(rb"(?<=[a-z])Parameters?\b", b"", msgspec.json.encode(whole))
 
 
 def _complete(schema: Json) -> None:
-    """Add the older names of parameters, either of which will do, and null for what can be left out."""
-    properties, required = schema["properties"], schema.get("required", [])
-    older = {alias: name for alias, name in ALIASES.items() if name in properties and alias not in properties}
+    """Add the older names of parameters, either of which will do, and null for what can be left
+    out."""
+    properties = schema["properties"]
+    required = schema.get("required", [])
+    older = {
+        alias: name
+        for alias, name in ALIASES.items()
+        if name in properties and alias not in properties
+    }
     for alias, name in older.items():
         if name in required:
             required.remove(name)
@@ -400,4 +474,7 @@ def _complete(schema: Json) -> None:
     for name in properties.keys() - set(required):
         properties[name] = {"anyOf": [properties[name], {"type": "null"}]}
     for alias, name in older.items():
-        properties[alias] = properties[name] | {"deprecated": True, "description": f"older name of `{name}`"}
+        properties[alias] = properties[name] | {
+            "deprecated": True,
+            "description": f"older name of `{name}`",
+        }

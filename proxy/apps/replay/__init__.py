@@ -1,4 +1,5 @@
-"""The `replay` command: says what policies would have done to recorded requests. It reads, and changes nothing."""
+"""The `replay` command: says what policies would have done to recorded requests. It reads, and
+changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ import msgspec
 from proxy.apps.capture import captured
 from proxy.apps.offline import opened
 from proxy.apps.replay.formats import ADDRESSED, HAR
-from proxy.apps.replay.recordings import BODY, LeftOut, Record, RecordedRequest, Recordings, below, named
+from proxy.apps.replay.recordings import (
+    BODY,
+    LeftOut,
+    Record,
+    RecordedRequest,
+    Recordings,
+    below,
+    named,
+)
 from proxy.apps.replay.report import page
 from proxy.apps.replay.tally import Tally
 from proxy.errors import UserMistake
@@ -31,12 +40,14 @@ from proxy.terminal import harmless, several, table
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
-DEFAULTS, HOME = "the defaults", "the home directory"
+DEFAULTS = "the defaults"
+HOME = "the home directory"
 REASONS = 20
 """Most reasons for leaving out files that are shown."""
 ASIDE = 5
 """Most members that are named as left aside."""
-NOTES, LONGEST_NAME = 100, 30
+NOTES = 100
+LONGEST_NAME = 30
 """Most characters of a line of the notes, and of a policy's name in the table."""
 
 _NOTES = (
@@ -46,24 +57,38 @@ _NOTES = (
 )
 
 
-def replay(settings: Settings, chosen: Namespace) -> int:
-    """Replay the files under each policy, and print what it would have done; to a file as well with `--html`.
+def _report(html: str) -> Path:
+    """Return the file for the report. Raises UserMistake if it cannot be one."""
+    report = Path(html).resolve()
+    named = report.suffix.lower() in (".html", ".htm")
+    if not named or not report.parent.is_dir() or report.is_dir():
+        raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
+    return report
 
-    Without files it takes the sessions that agents keep in the home directory, or with `--store` the captures of a
-    store. `--profile` compares the three profiles. Raises UserMistake and StoreFault.
+
+def replay(settings: Settings, chosen: Namespace) -> int:
+    """Replay the files under each policy, and print what it would have done; to a file as well with
+    `--html`.
+
+    Without files it takes the sessions that agents keep in the home directory, or with `--store`
+    the captures of a store. `--profile` compares the three profiles. Raises UserMistake and
+    StoreFault.
     """
-    files, html, environment = chosen.files, chosen.html, settings.environment
+    files = chosen.files
+    html = chosen.html
+    environment = settings.environment
     policies = [(name, load_alone(Path(name), environment)) for name in chosen.policy or ()]
     if chosen.profile:
         policies += [(one.value, defaults(one)) for one in Profile]
-    tallies = [Tally(name, policy, html is not None) for name, policy in policies or [(DEFAULTS, defaults())]]
+    tallies = [
+        Tally(name, policy, html is not None)
+        for name, policy in policies or [(DEFAULTS, defaults())]
+    ]
     if chosen.store and files:
         raise UserMistake("give files, or --store")
     if chosen.namespace and not chosen.store:
         raise UserMistake("--namespace needs --store: a file has all that it holds")
-    report = Path(html).resolve() if html else None
-    if report and (report.suffix.lower() not in (".html", ".htm") or not report.parent.is_dir() or report.is_dir()):
-        raise UserMistake(f"--html {html}: expected a file in a folder, whose name ends in .html")
+    report = _report(html) if html else None
 
     recordings = Recordings()
     with asyncio.Runner() as runner:
@@ -82,31 +107,46 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
-    shown = [harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)]
-    names, rows = [harmless(source) for source in sources], list(rows_of(count, tallies))
+    shown = [
+        harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)
+    ]
+    names = [harmless(source) for source in sources]
+    rows = list(rows_of(count, tallies))
     if report:
         try:
-            report.write_text(page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8")
+            report.write_text(
+                page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8"
+            )
         except OSError as error:
             raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
     if chosen.json:
         found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
-        figures = msgspec.json.encode({"files": names, "requests": count, "left_out": left_out, "policies": found})
+        figures = msgspec.json.encode(
+            {"files": names, "requests": count, "left_out": left_out, "policies": found}
+        )
         sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
     else:
         sessions = max(len(tally.sessions) for tally in tallies)
-        partly = f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
-        shown += ["", f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}", ""]
+        partly = (
+            f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
+        )
+        shown += [
+            "",
+            f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}",
+            "",
+        ]
         sys.stdout.write("".join(f"{line}\n" for line in shown))
         sys.stdout.write(table(rows, right=True) + "\n")
-        sys.stdout.write("".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out))
+        sys.stdout.write(
+            "".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out)
+        )
         sys.stdout.write(f"{textwrap.fill(_NOTES, NOTES)}\n")
     return 0
 
 
 def _at_home(environment: Mapping[str, str]) -> list[Path]:
-    """Return the sessions that agents keep in the home directory, each agent's oldest first, and say which they are.
-    Raises UserMistake if there are none."""
+    """Return the sessions that agents keep in the home directory, each agent's oldest first, and
+    say which they are. Raises UserMistake if there are none."""
     home = Path(environment.get("HOME") or Path.home())
     set_by_user = environment.get("CLAUDE_CONFIG_DIR")
     claude = [Path(set_by_user)] if set_by_user else [home / ".claude", home / ".config" / "claude"]
@@ -140,10 +180,15 @@ def _written(file: Path) -> float:
         return 0
 
 
-def _captures(settings: Settings, namespace: str | None, loop: asyncio.AbstractEventLoop) -> Iterator[Record]:
-    """Yield the captures of a store, or those of one namespace, the oldest first. Raises UserMistake and StoreFault."""
+def _captures(
+    settings: Settings, namespace: str | None, loop: asyncio.AbstractEventLoop
+) -> Iterator[Record]:
+    """Yield the captures of a store, or those of one namespace, the oldest first. Raises
+    UserMistake and StoreFault."""
     if namespace and not is_part(namespace):
-        raise UserMistake(f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them")
+        raise UserMistake(
+            f"--namespace {namespace!r}: expected a namespace, as `store ls` lists them"
+        )
     run = loop.run_until_complete
     held = AsyncExitStack()
     try:
@@ -156,13 +201,17 @@ def _captures(settings: Settings, namespace: str | None, loop: asyncio.AbstractE
         run(held.aclose())
 
 
-def _replayed(requests: Iterable[RecordedRequest], tallies: Sequence[Tally], loop: asyncio.AbstractEventLoop) -> int:
+def _replayed(
+    requests: Iterable[RecordedRequest], tallies: Sequence[Tally], loop: asyncio.AbstractEventLoop
+) -> int:
     """Give every request to every tally; returns how many there were.
 
-    Requests are read outside of the event loop, and a runner's `run` is not used: both would keep Ctrl-C from ending
-    this.
+    Requests are read outside of the event loop, and a runner's `run` is not used: both would keep
+    Ctrl-C from ending this.
     """
-    threads, count, shown = WorkPool("work"), 0, sys.stderr.isatty()
+    threads = WorkPool("work")
+    count = 0
+    shown = sys.stderr.isatty()
     counter()  # once, and not by each thread
     reader = MessageCache(Tokens(), threads)
     with closing(threads):
@@ -185,21 +234,32 @@ def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
     for why, (first, *others) in [*reasons.items()][:REASONS]:
         files = f" (and {several(len(others), 'more file')})" if others else ""
         more = first.more + sum(one.more for one in others)
-        records = f"; {more:,} more of {'their' if others else 'its'} records cannot be read either" if more else ""
+        records = (
+            f"; {more:,} more of {'their' if others else 'its'} records cannot be read either"
+            if more
+            else ""
+        )
         yield f"{first.place}{files}: {why}{records}"
     if len(reasons) > REASONS:
         yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
 
 
-def headline(tallies: Sequence[Tally], left_aside: Collection[str], *, recommend: bool) -> Iterator[str]:
-    """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
+def headline(
+    tallies: Sequence[Tally], left_aside: Collection[str], *, recommend: bool
+) -> Iterator[str]:
+    """Yield what matters first: tokens, money, sessions that cost more, and which profile the
+    figures speak for."""
     for tally in tallies:
         name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
         if not tally.planned:
             yield f"{name}no request is planned; the table says why"
             continue
         if tally.priced:
-            of = "" if tally.priced == tally.planned else f" for {tally.priced:,} of {tally.planned:,} requests"
+            of = (
+                ""
+                if tally.priced == tally.planned
+                else f" for {tally.priced:,} of {tally.planned:,} requests"
+            )
             less = _less(tally.money_before, tally.money_after)
             cost = f"{less} cost (${tally.money_before:,.2f} of input{of})"
         else:
@@ -216,14 +276,21 @@ def headline(tallies: Sequence[Tally], left_aside: Collection[str], *, recommend
             yield f"{name}nothing moves{more}. In the largest request, {tally.quiet[1].removeprefix('waiting: ')}"
     if recommend:
         yield _recommended(tallies)
-    expanded, sources = tallies[0].expanded, tallies[0].sources
+    expanded = tallies[0].expanded
+    sources = tallies[0].sources
     if sources.keys() - {BODY, HAR, ADDRESSED}:
-        yield "read as: " + ", ".join(f"{name} ({several(number, 'request')})" for name, number in sources.items())
+        yield "read as: " + ", ".join(
+            f"{name} ({several(number, 'request')})" for name, number in sources.items()
+        )
     if aside := sorted(left_aside):
         more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
         yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
     if expanded:
-        turns = "is a turn of a whole conversation" if expanded == 1 else "are turns of whole conversations"
+        turns = (
+            "is a turn of a whole conversation"
+            if expanded == 1
+            else "are turns of whole conversations"
+        )
         yield f"{several(expanded, 'request')} {turns}: one for each reply in {'it' if expanded == 1 else 'them'}"
 
 
@@ -245,7 +312,8 @@ def _less(before: float, after: float, less: str = "less") -> str:
 
 
 def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
-    """Yield the table's rows: a title, and a cell for each policy. The first row has the policies' names."""
+    """Yield the table's rows: a title, and a cell for each policy. The first row has the policies'
+    names."""
 
     def row(title: str, cell: Callable[[Tally], str]) -> list[str]:
         return [title, *map(cell, tallies)]
@@ -257,7 +325,9 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
     yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
     yield row("events", lambda one: f"{one.events:,}")
-    for cause in sorted({cause for tally in tallies for cause in tally.causes}, key=list(CAUSES).index):
+    for cause in sorted(
+        {cause for tally in tallies for cause in tally.causes}, key=list(CAUSES).index
+    ):
         yield [f"  {CAUSES[cause]}", *(f"{tally.causes[cause]:,}" for tally in tallies)]
     yield row("tokens as they came", lambda one: f"{one.tokens_before:,}")
     yield row("tokens as planned", lambda one: f"{one.tokens_after:,}")

@@ -1,8 +1,9 @@
 """The formats of other tools that `replay` reads, told apart by the members of a record.
 
-Exports, which hold one request in each record, are read here; `sessions` reads the files of agents. Shapes as these
-versions write them: HAR 1.2, LiteLLM 1.106 (`StandardLoggingPayload`, `LiteLLM_SpendLogs`), Langfuse SDK 5.0,
-LangSmith SDK 0.15, and OpenTelemetry's GenAI conventions (`gen_ai.input.messages`).
+Exports, which hold one request in each record, are read here; `sessions` reads the files of agents.
+Shapes as these versions write them: HAR 1.2, LiteLLM 1.106 (`StandardLoggingPayload`,
+`LiteLLM_SpendLogs`), Langfuse SDK 5.0, LangSmith SDK 0.15, and OpenTelemetry's GenAI conventions
+(`gen_ai.input.messages`).
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from proxy.apps.replay.sessions import (
 from proxy.dialects import for_request
 from proxy.dialects.usage import Reported, reported
 
-HAR, ADDRESSED = "HAR entry", "request with its address"
+HAR = "HAR entry"
+ADDRESSED = "request with its address"
 LIST = "list of messages"
 
-# -- requests with their address: batches, captures and HAR ------------------------------------------------------------
+# -- requests with their address: batches, captures and HAR ----------------------------------------
 
 
 def addressed(record: Json, text: bytes) -> Iterator[Exported]:
@@ -57,7 +59,8 @@ def addressed(record: Json, text: bytes) -> Iterator[Exported]:
 
 def har(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """An entry of a HAR. What else a browser loaded says nothing of a model."""
-    asked, reply = record["request"], record.get("response")
+    asked = record["request"]
+    reply = record.get("response")
     said = reported(_content(inside(reply, "content"))) if inside(reply, "status") == 200 else None
     yield _sent(asked.get("method"), asked["url"], _content(asked.get("postData")), said)
 
@@ -86,11 +89,12 @@ def _content(content: Any) -> bytes:
         return b""
 
 
-# -- exports: one request in each record -------------------------------------------------------------------------------
+# -- exports: one request in each record -----------------------------------------------------------
 
 
 class Export(NamedTuple):
-    """Where an export keeps a request: for each part, the paths at which it may stand, with dots and spaces between."""
+    """Where an export keeps a request: for each part, the paths at which it may stand, with dots
+    and spaces between."""
 
     body: str
     """A whole body, or the list of its messages."""
@@ -117,12 +121,17 @@ class Export(NamedTuple):
             yield Exported(None, why=self.missing)
             return
         if "responses" in str(record.get("call_type")) and "messages" in body:
-            body["input"] = body.pop("messages")  # LiteLLM calls the history of every API its messages
+            # LiteLLM calls the history of every API its messages
+            body["input"] = body.pop("messages")
         own = {"model": str(next(all_of(self.model), "")), "tools": next(all_of(self.tools), None)}
         whole = {key: value for key, value in (own | body).items() if value is not None}
-        anthropic = record.get("call_type") == "anthropic_messages" or "/messages" in str(record.get("request_path"))
+        anthropic = record.get("call_type") == "anthropic_messages" or "/messages" in str(
+            record.get("request_path")
+        )
         said = usage_of(next(all_of(self.usage), None))
-        yield Exported(whole, MESSAGES if anthropic else "", said, str(next(all_of(self.caller), "")))
+        yield Exported(
+            whole, MESSAGES if anthropic else "", said, str(next(all_of(self.caller), ""))
+        )
 
 
 LANGFUSE = Export(
@@ -169,12 +178,19 @@ def _as_body(given: Any) -> Json | None:
         history = loaded(body.get(key))
         if isinstance(history, list) and history:
             history = history[0] if isinstance(history[0], list) else history
-            body[key] = [_langchain(one) if isinstance(one, dict) and "lc" in one else one for one in history]
+            body[key] = [
+                _langchain(one) if isinstance(one, dict) and "lc" in one else one for one in history
+            ]
             return body
     return None
 
 
-_LANGCHAIN = {"SystemMessage": "system", "HumanMessage": "user", "AIMessage": "assistant", "ToolMessage": "tool"}
+_LANGCHAIN = {
+    "SystemMessage": "system",
+    "HumanMessage": "user",
+    "AIMessage": "assistant",
+    "ToolMessage": "tool",
+}
 
 
 def _langchain(message: Json) -> Json:
@@ -183,14 +199,17 @@ def _langchain(message: Json) -> Json:
     role = _LANGCHAIN.get(str((message.get("id") or [""])[-1]).removesuffix("Chunk"), "user")
     made: Json = {"role": role, "content": said.get("content")}
     if role == "assistant" and said.get("tool_calls"):
-        calls = [call(one.get("id") or "", one.get("name") or "", one.get("args")) for one in said["tool_calls"]]
+        calls = [
+            call(one.get("id") or "", one.get("name") or "", one.get("args"))
+            for one in said["tool_calls"]
+        ]
         made |= {"content": said.get("content") or None, "tool_calls": calls}
     if role == "tool":
         made["tool_call_id"] = said.get("tool_call_id") or ""
     return made
 
 
-# -- OpenTelemetry -----------------------------------------------------------------------------------------------------
+# -- OpenTelemetry ---------------------------------------------------------------------------------
 
 
 OPERATIONS = ("chat", "generate_content", "text_completion")
@@ -206,13 +225,17 @@ def otlp(record: Json, session: RecordedSession) -> Iterator[Exported]:
 
 
 def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
-    """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say nothing."""
+    """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say
+    nothing."""
     found = _plain(record.get("attributes") or {})
     for event in record.get("events") or []:  # where contents may stand as well
         found = _plain(event.get("attributes") or {}) | found
-    model = str(found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or "")
+    model = str(
+        found.get("gen_ai.request.model") or found.get("langfuse.observation.model.name") or ""
+    )
     if kind := found.get("langfuse.observation.type"):
-        given, usage = found.get("langfuse.observation.input"), found.get("langfuse.observation.usage_details")
+        given = found.get("langfuse.observation.input")
+        usage = found.get("langfuse.observation.usage_details")
         shown = {"type": kind, "model": model, "input": given, "usage_details": usage}
         yield from LANGFUSE.read(shown, session)
         return
@@ -221,18 +244,30 @@ def span(record: Json, session: RecordedSession) -> Iterator[Exported]:
         return
     history = loaded(found.get("gen_ai.input.messages"))
     if not isinstance(history, list):
-        yield Exported(None, why="the span has no `gen_ai.input.messages`; have your instrumentation capture content")
+        yield Exported(
+            None,
+            why="the span has no `gen_ai.input.messages`; have your instrumentation capture content",
+        )
         return
-    system, tools = loaded(found.get("gen_ai.system_instructions")), loaded(found.get("gen_ai.tool.definitions"))
+    system = loaded(found.get("gen_ai.system_instructions"))
+    tools = loaded(found.get("gen_ai.tool.definitions"))
     opening = [{"role": "system", "content": _contents(system)}] if system else []
-    body = {"model": model, "messages": [*opening, *(each for one in history for each in _messages(one))]}
+    body = {
+        "model": model,
+        "messages": [*opening, *(each for one in history for each in _messages(one))],
+    }
     body |= {"tools": tools} if isinstance(tools, list) and tools else {}
     spent = {name: found.get(f"gen_ai.usage.{name}") for name in ("input_tokens", "output_tokens")}
-    yield Exported(body, CHAT, usage_of(spent | {"cached_tokens": found.get("gen_ai.usage.cache_read.input_tokens")}))
+    yield Exported(
+        body,
+        CHAT,
+        usage_of(spent | {"cached_tokens": found.get("gen_ai.usage.cache_read.input_tokens")}),
+    )
 
 
 def _plain(attributes: Any) -> Json:
-    """Attributes as an object. In OTLP's JSON, each value has its type beside it, and whole numbers are texts."""
+    """Attributes as an object. In OTLP's JSON, each value has its type beside it, and whole numbers
+    are texts."""
     if isinstance(attributes, dict):
         return attributes
     return {one["key"]: _value(one.get("value") or {}) for one in attributes}
@@ -257,7 +292,8 @@ def _contents(parts: list[Any]) -> str:
 
 
 def _messages(message: Json) -> Iterator[Json]:
-    """The chat messages of one message of the GenAI conventions: its texts and calls, and each result by itself."""
+    """The chat messages of one message of the GenAI conventions: its texts and calls, and each
+    result by itself."""
     parts = [part for part in message.get("parts") or [] if isinstance(part, dict)]
     calls = [part for part in parts if part.get("type") == "tool_call"]
     results = [part for part in parts if part.get("type") == "tool_call_response"]
@@ -272,7 +308,7 @@ def _messages(message: Json) -> Iterator[Json]:
         yield {"role": "tool", "tool_call_id": one.get("id") or "", "content": content}
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 class Format(NamedTuple):
@@ -284,7 +320,9 @@ class Format(NamedTuple):
 
 def _has(*names: str, one_of: tuple[str, ...] = ()) -> Callable[[Json], bool]:
     """Whether a record has all of these members, and one of the others if there are some."""
-    return lambda record: record.keys() >= set(names) and (not one_of or not record.keys().isdisjoint(one_of))
+    return lambda record: (
+        record.keys() >= set(names) and (not one_of or not record.keys().isdisjoint(one_of))
+    )
 
 
 def _exports_opencode(record: Json) -> bool:
@@ -303,7 +341,11 @@ def _kimi(record: Json) -> bool:
 
 FORMATS = (
     Format(HAR, lambda record: inside(record, "request", "url") is not None, har),
-    Format("Claude Code's session", _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")), claude_code),
+    Format(
+        "Claude Code's session",
+        _has("type", one_of=("sessionId", "leafUuid", "isSnapshotUpdate")),
+        claude_code,
+    ),
     Format("Codex's session", _has("timestamp", "type", "payload"), codex),
     Format("opencode's session", _has("session", "message", "parts"), opencode),
     Format("opencode's export", _exports_opencode, opencode_export),
@@ -311,14 +353,22 @@ FORMATS = (
     Format("Gemini CLI's session", _has("sessionId", "projectHash"), unread),
     Format("Gemini CLI's session", lambda record: record.get("type") == "gemini", unread),
     Format("Kimi Code's session", _kimi, unread),
-    Format("opencode's older storage", _has("sessionID", "id", one_of=("role", "messageID")), opencode_older),
+    Format(
+        "opencode's older storage",
+        _has("sessionID", "id", one_of=("role", "messageID")),
+        opencode_older,
+    ),
     Format("Anthropic's batch", _has("custom_id", "params"), BATCH.read),
     Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
     Format("LangSmith's run", _has("run_type", "inputs"), LANGSMITH.read),
     Format("Helicone's request", _has("request_id", "request_model"), HELICONE.read),
     Format("OpenTelemetry's spans", _has(one_of=("resourceSpans", "resource_spans")), otlp),
     Format("OpenTelemetry's span", _has("attributes", "context", "kind"), span),
-    Format("Langfuse's observation", _has("type", "input", one_of=("traceId", "trace_id")), LANGFUSE.read),
+    Format(
+        "Langfuse's observation",
+        _has("type", "input", one_of=("traceId", "trace_id")),
+        LANGFUSE.read,
+    ),
     Format(
         "OpenAI's stored completion",
         lambda record: record.get("object") == "chat.completion",
@@ -327,7 +377,9 @@ FORMATS = (
 )
 """In the order in which they are tried. A record of none of them is a request's body."""
 
-SESSIONS = frozenset(one.name for one in FORMATS if one.read in (claude_code, codex, opencode, opencode_export))
+SESSIONS = frozenset(
+    one.name for one in FORMATS if one.read in (claude_code, codex, opencode, opencode_export)
+)
 """Those whose records are put together to what was sent."""
 
 LISTS = ("data", "observations", "runs", "spans", "entries", "requests", "conversations")

@@ -1,4 +1,5 @@
-"""Reads recorded requests: JSONL, JSON documents, HAR, exports and session files, also gzipped, for `replay`."""
+"""Reads recorded requests: JSONL, JSON documents, HAR, exports and session files, also gzipped, for
+`replay`."""
 
 from __future__ import annotations
 
@@ -37,12 +38,14 @@ STDIN = Path("-")
 NAMES = ("*.jsonl", "*.jsonl.gz", "*.ndjson", "*.har", "*.json", "*.json.gz", "*.db")
 """The names of the files that are read of a directory."""
 LONGEST = (64 << 20) + (64 << 10)
-"""Most bytes of a line: as many as the proxy accepts as a request by default, and what batches have beside it."""
+"""Most bytes of a line: as many as the proxy accepts as a request by default, and what batches have
+beside it."""
 WHOLE = 1 << 29
 """Most bytes of a JSON document, which is held in memory."""
 BODY = "request body"
 
-_GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\0"
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
@@ -76,11 +79,12 @@ class Unreadable(ValueError):
     """Its arguments: a place, and why it cannot be read."""
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------
 
 
 def named(paths: Sequence[str]) -> list[Path]:
-    """Return the files to read: those that are given, and in their order those below given directories.
+    """Return the files to read: those that are given, and in their order those below given
+    directories.
 
     Raises UserMistake for a directory without any.
     """
@@ -92,17 +96,25 @@ def named(paths: Sequence[str]) -> list[Path]:
         found = below(path, NAMES)
         if not found:
             raise UserMistake(f"{path}: has no files named {', '.join(NAMES)}")
-        files += sorted(found, key=lambda file: (file.name, file))  # captures are named after their time
+        # captures are named after their time
+        files += sorted(found, key=lambda file: (file.name, file))
     return files
 
 
 def below(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Return the files below a folder that have such names, links that lead nowhere, and closed folders, which will be
-    named as such."""
+    """Return the files below a folder that have such names, links that lead nowhere, and closed
+    folders, which will be named as such."""
     closed: list[OSError] = []
-    every = ((where, name) for where, _, files in os.walk(folder, onerror=closed.append) for name in files)
-    found = [Path(where, name) for where, name in every if any(fnmatchcase(name, one) for one in names)]
-    found = [file for file in found if os.path.isfile(file) or not os.path.exists(file)]  # a pipe would be waited for
+    every = (
+        (where, name)
+        for where, _, files in os.walk(folder, onerror=closed.append)
+        for name in files
+    )
+    found = [
+        Path(where, name) for where, name in every if any(fnmatchcase(name, one) for one in names)
+    ]
+    # a pipe would be waited for
+    found = [file for file in found if os.path.isfile(file) or not os.path.exists(file)]
     return found + [Path(error.filename) for error in closed]
 
 
@@ -114,24 +126,34 @@ class Recordings:
         self.aside: set[str] = set()
         """Members of records that no API has, and that were left aside."""
         self._replies: set[str] = set()
-        """The replies of sessions that were read: resumed ones have the records of the earlier session again."""
+        """The replies of sessions that were read: resumed ones have the records of the earlier
+        session again."""
 
     def requests(self, path: Path) -> Iterator[RecordedRequest]:
         """Yield the requests of a file. What cannot be read is in `left_out`."""
         found = False
         try:
-            with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as opened:
-                unpacked = gzip.GzipFile(fileobj=opened) if opened.peek(2).startswith(_GZIP) else opened
-                head, file = unpacked.peek(len(_SQLITE)), cast(BinaryIO, unpacked)
+            with open(
+                sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN
+            ) as opened:
+                unpacked = (
+                    gzip.GzipFile(fileobj=opened) if opened.peek(2).startswith(_GZIP) else opened
+                )
+                head = unpacked.peek(len(_SQLITE))
+                file = cast(BinaryIO, unpacked)
                 if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                     cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
                     raise Unreadable(path, f"expected UTF-8, and this is UTF-16: {cure}")
-                records = _of_database(path) if head.startswith(_SQLITE) else self._of_text(path, file)
+                records = (
+                    _of_database(path) if head.startswith(_SQLITE) else self._of_text(path, file)
+                )
                 for one in self._of_records(path, records):
                     found = True
                     yield one
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self._leave(path, path, f"is not whole, or no gzip; the rest of it cannot be unpacked: {error}")
+            self._leave(
+                path, path, f"is not whole, or no gzip; the rest of it cannot be unpacked: {error}"
+            )
         except OSError as error:
             self._leave(path, path, f"cannot be read: {error.strerror}")
         except Unreadable as error:
@@ -162,7 +184,10 @@ class Recordings:
             if text and not begun and _begins_document(text):
                 rest = file.read(WHOLE + 1)
                 if len(rest) > WHOLE:
-                    raise Unreadable(path, f"is one JSON document of more than {WHOLE:,} bytes; JSONL may be longer")
+                    raise Unreadable(
+                        path,
+                        f"is one JSON document of more than {WHOLE:,} bytes; JSONL may be longer",
+                    )
                 yield from _of_document(str(path), b"\n" * (number - 1) + text + b"\n" + rest)
                 return
             begun = begun or bool(text)
@@ -174,8 +199,11 @@ class Recordings:
                 yield Record(f"{path}:{number}", text)
 
     def _of_records(self, path: Path, records: Iterator[Record]) -> Iterator[RecordedRequest]:
-        """Yield the requests of a file's records. A session's are read by what its earlier records have said."""
-        sessions: dict[str, RecordedSession] = defaultdict(lambda: RecordedSession(replied=self._replies))
+        """Yield the requests of a file's records. A session's are read by what its earlier records
+        have said."""
+        sessions: dict[str, RecordedSession] = defaultdict(
+            lambda: RecordedSession(replied=self._replies)
+        )
         seen: set[bytes] = set()
         for one in records:
             try:
@@ -190,27 +218,34 @@ class Recordings:
                     yield from self._found(export, source, seen)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 self._leave(
-                    path, one.place, str(error) if source == BODY else f"looks like {source}, but {_odd(error)}"
+                    path,
+                    one.place,
+                    str(error) if source == BODY else f"looks like {source}, but {_odd(error)}",
                 )
         for source, session in sessions.items():
             for export in session.answered():
                 yield from self._found(export, source, seen)
 
     def _found(self, export: Exported, source: str, seen: set[bytes]) -> Iterator[RecordedRequest]:
-        """Yield the request of a record, or its turns if it holds a whole conversation. Raises ValueError."""
+        """Yield the request of a record, or its turns if it holds a whole conversation. Raises
+        ValueError."""
         if export.body is None:
             yield RecordedRequest(None, reason=export.why, source=source)
             return
         found = _parsed(export.body, export, source)
         if source == BODY and not (_has_history(found) and _speaks(found)):
             bodies = " or ".join(one.name for one in for_body(rawjson.encode(export.body)))
-            raise ValueError(f"expected a request body of {bodies}, or a record that replay knows (see replay --help)")
+            raise ValueError(
+                f"expected a request body of {bodies}, or a record that replay knows (see replay --help)"
+            )
         if isinstance(export.body, bytes) or source in SESSIONS:
             yield found  # as it was sent
             return
         aside = found.chat.unknown if found.chat else ()
         self.aside.update(aside)
-        known = {"model": "unknown"} | {key: value for key, value in export.body.items() if key not in aside}
+        known = {"model": "unknown"} | {
+            key: value for key, value in export.body.items() if key not in aside
+        }
         turns = _turns(known, seen, own=source == LIST or (bool(aside) and source == BODY))
         if turns is not None:
             for turn in turns:
@@ -256,7 +291,9 @@ def _of_document(name: str, text: bytes) -> Iterator[Record]:
         yield Record(f"{name}: entry {number}", bytes(raw))
 
 
-_DOCUMENT: msgspec.json.Decoder[list[Raw] | dict[str, Raw]] = msgspec.json.Decoder(list[Raw] | dict[str, Raw])
+_DOCUMENT: msgspec.json.Decoder[list[Raw] | dict[str, Raw]] = msgspec.json.Decoder(
+    list[Raw] | dict[str, Raw]
+)
 
 
 def _entries(text: bytes) -> list[Raw] | None:
@@ -264,7 +301,10 @@ def _entries(text: bytes) -> list[Raw] | None:
     found, masked = rawjson.decode(_DOCUMENT, text)
     if isinstance(found, list):
         return list(map(rawjson.unmasked, found)) if masked else found
-    lists = [rawjson.object_of(found.get("log")).get("entries"), *(found.get(name) for name in LISTS)]
+    lists = [
+        rawjson.object_of(found.get("log")).get("entries"),
+        *(found.get(name) for name in LISTS),
+    ]
     whole = next((raw for raw in lists if rawjson.is_array(raw)), None)
     if whole is None or "messages" in found:
         return None
@@ -282,13 +322,17 @@ def _of_database(path: Path) -> Iterator[Record]:
                 text = f'{{"session": {json.dumps(session)}, "message": {data}, "parts": [{said}]}}'
                 yield Record(f"{path}: message {message}", text.encode())
     except (sqlite3.Error, TypeError) as error:
-        raise Unreadable(path, f"is a database, but not one of opencode's that we know: {error}") from error
+        raise Unreadable(
+            path, f"is a database, but not one of opencode's that we know: {error}"
+        ) from error
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
-def _read(record: Json, text: bytes, sessions: Mapping[str, RecordedSession]) -> tuple[str, Iterable[Exported]]:
+def _read(
+    record: Json, text: bytes, sessions: Mapping[str, RecordedSession]
+) -> tuple[str, Iterable[Exported]]:
     """Return what a record is, and the requests that are complete with it."""
     if "url" in record and "body" in record:
         return ADDRESSED, addressed(record, text)
@@ -316,7 +360,9 @@ def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedReques
     found = RecordedRequest(None, None, Reason.INVALID, export.said, export.caller, source)
     for candidate in [one for one in DIALECTS if one.name == export.api][:1] or for_body(text):
         try:
-            found = replace(found, dialect=candidate, chat=candidate.parse(text), reason=Reason.NONE)
+            found = replace(
+                found, dialect=candidate, chat=candidate.parse(text), reason=Reason.NONE
+            )
         except Unplannable as error:
             found = replace(found, dialect=candidate, chat=None, reason=error.reason)
         if _has_history(found):
@@ -330,7 +376,8 @@ def _has_history(found: RecordedRequest) -> bool:
 
 def _speaks(found: RecordedRequest) -> bool:
     """Whether an API knows who says most of a request's entries. Other tools have messages, too."""
-    dialect, chat = found.dialect, found.chat
+    dialect = found.dialect
+    chat = found.chat
     if dialect is None or chat is None:
         return True
     unknown = sum(not _is_known(dialect, entry) for entry in chat.entries)
@@ -347,8 +394,9 @@ def _is_known(dialect: Dialect, entry: Raw) -> bool:
 
 
 def _turns(body: Json, seen: set[bytes], *, own: bool) -> Iterator[Json] | None:
-    """Return the body of the request before each reply, if this is a whole conversation: it ends with a reply, or it
-    has members of its `own` and goes on from no earlier record of the file. None: it is a request.
+    """Return the body of the request before each reply, if this is a whole conversation: it ends
+    with a reply, or it has members of its `own` and goes on from no earlier record of the file.
+    None: it is a request.
 
     Some logs add the reply to each request, so that each record has all earlier turns again.
     """
@@ -356,7 +404,9 @@ def _turns(body: Json, seen: set[bytes], *, own: bool) -> Iterator[Json] | None:
     history = body.get(key) or []
     if not history or not (own or is_reply(history[-1])):
         return None
-    so_far, earlier, places = sha256(rawjson.encode(body["model"])), 0, []
+    so_far = sha256(rawjson.encode(body["model"]))
+    earlier = 0
+    places = []
     for place, entry in enumerate(history):
         if so_far.digest() in seen:
             earlier = place

@@ -1,7 +1,8 @@
-"""The replay's report as one HTML file without scripts: what matters, the table, costs over time, and the sessions.
+"""The replay's report as one HTML file without scripts: what matters, the table, costs over time,
+and the sessions.
 
-It holds figures and names of models and files, and nothing of what the sessions say. Names come from strangers: they
-are text, and the page's own policy allows nothing but its style.
+It holds figures and names of models and files, and nothing of what the sessions say. Names come
+from strangers: they are text, and the page's own policy allows nothing but its style.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ POINTS = 600
 """Most points of one line in a chart."""
 SESSIONS = 200
 """Most sessions of a policy in the report: those that cost most."""
-WIDTH, HEIGHT = 900, 220
+WIDTH = 900
+HEIGHT = 220
 """Of a chart, in its own units."""
 
 _STYLE = """
@@ -67,10 +69,14 @@ def page(
     tallies: Sequence[Tally],
     notes: Iterable[str],
 ) -> str:
-    """Return the report. `names` are the files, and `rows` the table, whose first row has the policies' names."""
+    """Return the report. `names` are the files, and `rows` the table, whose first row has the
+    policies' names."""
     head, *figures = rows
     body = [f"<p><strong>{escape(line)}</strong></p>" for line in headline if line]
-    body += [*_table("Every figure of the replay", head, figures), *(f"<p>{escape(note)}</p>" for note in notes)]
+    body += [
+        *_table("Every figure of the replay", head, figures),
+        *(f"<p>{escape(note)}</p>" for note in notes),
+    ]
     for name, tally in zip(head[1:], tallies, strict=True):
         body += [f"<h2>{escape(name)}</h2>", *_policy(tally)]
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, offload-proxy {__version__}. Recordings: {', '.join(names)}"
@@ -100,7 +106,8 @@ def _policy(tally: Tally) -> Iterator[str]:
     costly = sorted(numbered, key=lambda one: max(one[1][1].before, one[1][1].after), reverse=True)
     omitted = f"; {len(costly) - SESSIONS:,} more are left out" if len(costly) > SESSIONS else ""
     head = ("Session", "Requests", "Events", "Cost as it came", "Cost as planned", "As a share")
-    rows, details = [], []
+    rows = []
+    details = []
     for number, (session, course) in costly[:SESSIONS]:
         name = f"{number}: {harmless(session.model)} ({session.api})"
         share = f"{course.after / course.before:.2f}" if course.before else "-"
@@ -108,7 +115,9 @@ def _policy(tally: Tally) -> Iterator[str]:
         rows.append([name, *(f"{figure:,}" for figure in numbers), share])
         if course.told:
             details.append(f"<details><summary>{escape(name)}: the plan in words</summary><ol>")
-            details += [f'<li value="{request + 1}">{escape(words)}</li>' for request, words in course.told]
+            details += [
+                f'<li value="{request + 1}">{escape(words)}</li>' for request, words in course.told
+            ]
             details.append("</ol></details>")
     yield from _table(f"The sessions that cost most come first{omitted}", head, rows)
     yield from details

@@ -1,6 +1,8 @@
-"""The session files of agents, which are read record after record, and what all readers of `replay` share.
+"""The session files of agents, which are read record after record, and what all readers of `replay`
+share.
 
-Shapes as these versions write them: Claude Code 2.1, Codex 0.169, and opencode's database of November 2026.
+Shapes as these versions write them: Claude Code 2.1, Codex 0.169, and opencode's database of
+November 2026.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from proxy import rawjson
 from proxy.dialects.usage import Reported, reported
 
 Json = dict[str, Any]
-CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
+CHAT = "chat"
+RESPONSES = "responses"
+MESSAGES = "messages"
 
 
 class Exported(NamedTuple):
@@ -39,7 +43,8 @@ class RecordedSession:
     histories: dict[str, list[Json]] = field(default_factory=lambda: defaultdict(list))
     """Of the main agent (""), of each other one, or of the session of this name."""
     replies: dict[str, tuple[Any, Json]] = field(default_factory=dict)
-    """A history's name → the id of its newest reply, and that reply, to which blocks are added as they come."""
+    """A history's name → the id of its newest reply, and that reply, to which blocks are added as
+    they come."""
     model: str = "unknown"
     system: Any = None
     tools: Any = None
@@ -61,7 +66,8 @@ class RecordedSession:
 
 
 def inside(value: Any, *names: str) -> Any:
-    """Return what stands at a path of names, or None. Databases keep JSON as text, which is read on the way."""
+    """Return what stands at a path of names, or None. Databases keep JSON as text, which is read on
+    the way."""
     for name in names:
         value = loaded(value)
         value = value.get(name) if isinstance(value, dict) else None
@@ -91,7 +97,8 @@ def call(name: str, function: str, arguments: Any) -> Json:
 
 
 def usage_of(usage: Any) -> Reported | None:
-    """What a reply cost, in the words of OpenAI, Anthropic, Codex or LangChain; None without what was cached."""
+    """What a reply cost, in the words of OpenAI, Anthropic, Codex or LangChain; None without what
+    was cached."""
     text = rawjson.encode(loaded(usage))
     for theirs in (b'"cached_input_tokens"', b'"cache_read"'):
         text = text.replace(theirs, b'"cached_tokens"')
@@ -99,12 +106,14 @@ def usage_of(usage: Any) -> Reported | None:
     return said if said and said.cached is not None else None
 
 
-# -- the agents --------------------------------------------------------------------------------------------------------
+# -- the agents ------------------------------------------------------------------------------------
 
 
 def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
-    """`~/.claude/projects/*/*.jsonl`: a line for each block of a reply, each result, and much that is only shown."""
-    agent, before = _agent(record, session), str(record.get("parentUuid"))
+    """`~/.claude/projects/*/*.jsonl`: a line for each block of a reply, each result, and much that
+    is only shown."""
+    agent = _agent(record, session)
+    before = str(record.get("parentUuid"))
     history = session.histories[agent]
     match record.get("type"):
         case "system" if record.get("subtype") == "compact_boundary":
@@ -114,15 +123,25 @@ def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
             session.tools = inside(record, "shape", "tools") or session.tools
         case "attachment":  # what the client adds to the user's words
             if session.system is None and inside(record, "attachment", "type") == "prompt_snapshot":
-                session.system = "\n".join(inside(record, "attachment", "systemPrompt") or []) or None
+                session.system = (
+                    "\n".join(inside(record, "attachment", "systemPrompt") or []) or None
+                )
             role = record.get("renderedRole") or "user"
-            history += [{"role": role, "content": one.get("content")} for one in record.get("rendered") or []]
+            history += [
+                {"role": role, "content": one.get("content")}
+                for one in record.get("rendered") or []
+            ]
         case "user":
             message = record["message"]
             blocks = message.get("content")
-            if not record.get("isMeta") and not (isinstance(blocks, list) and any(map(_is_result, blocks))):
-                del history[session.places.get(before, len(history)) :]  # the user has gone back to an earlier message
-            history.append({"role": message.get("role", "user"), "content": message.get("content", "")})
+            if not record.get("isMeta") and not (
+                isinstance(blocks, list) and any(map(_is_result, blocks))
+            ):
+                # the user has gone back to an earlier message
+                del history[session.places.get(before, len(history)) :]
+            history.append(
+                {"role": message.get("role", "user"), "content": message.get("content", "")}
+            )
         case "assistant" if inside(record, "message", "model") != "<synthetic>":
             yield from _block(record, session, agent)
     if record.get("uuid"):
@@ -130,11 +149,14 @@ def claude_code(record: Json, session: RecordedSession) -> Iterator[Exported]:
 
 
 def _agent(record: Json, session: RecordedSession) -> str:
-    """Return whose record this is: empty for the main agent. Some versions name others by their first record alone."""
+    """Return whose record this is: empty for the main agent. Some versions name others by their
+    first record alone."""
     if not record.get("isSidechain"):
         return ""
     own = str(record.get("uuid"))
-    session.agents[own] = str(record.get("agentId") or session.agents.get(str(record.get("parentUuid"))) or own)
+    session.agents[own] = str(
+        record.get("agentId") or session.agents.get(str(record.get("parentUuid"))) or own
+    )
     return session.agents[own]
 
 
@@ -143,8 +165,10 @@ def _is_result(block: Any) -> bool:
 
 
 def _block(record: Json, session: RecordedSession, agent: str) -> Iterator[Exported]:
-    """A block of a reply. The first one completes the request before it, unless another file had it."""
-    message, history = record["message"], session.histories[agent]
+    """A block of a reply. The first one completes the request before it, unless another file had
+    it."""
+    message = record["message"]
+    history = session.histories[agent]
     name, reply = session.replies.get(agent, (None, {}))
     if not reply or name != message.get("id"):
         body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": [*history]}
@@ -160,12 +184,16 @@ def _block(record: Json, session: RecordedSession, agent: str) -> Iterator[Expor
     blocks = message.get("content") or []
     for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
         if block.get("type") == "tool_use":
-            session.used[block["name"]] = {"name": block["name"], "input_schema": {"type": "object"}}
+            session.used[block["name"]] = {
+                "name": block["name"],
+                "input_schema": {"type": "object"},
+            }
         reply["content"].append(block)
 
 
 def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
-    """`~/.codex/sessions/**/rollout-*.jsonl`: items of the Responses API, with what a reply cost after it."""
+    """`~/.codex/sessions/**/rollout-*.jsonl`: items of the Responses API, with what a reply cost
+    after it."""
     payload = record["payload"] if isinstance(record.get("payload"), dict) else {}
     items = session.histories[""]
     match record.get("type"):
@@ -192,7 +220,11 @@ def codex(record: Json, session: RecordedSession) -> Iterator[Exported]:
                 session.waiting["tools"] = [*session.used.values()]
                 session.waiting |= {"instructions": session.system} if session.system else {}
             if isinstance(name := item.get("name"), str):
-                session.used[name] = {"type": "function", "name": name, "parameters": {"type": "object"}}
+                session.used[name] = {
+                    "type": "function",
+                    "name": name,
+                    "parameters": {"type": "object"},
+                }
             items.append(item)
 
 
@@ -203,13 +235,20 @@ def _is_prompt(item: Json) -> bool:
 
 
 def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
-    """`opencode.db`: a message with its session and its parts, as `recordings` reads them from the database."""
-    name, message, parts = record["session"], record["message"], record["parts"]
+    """`opencode.db`: a message with its session and its parts, as `recordings` reads them from the
+    database."""
+    name = record["session"]
+    message = record["message"]
+    parts = record["parts"]
     if name not in session.histories:
         session.histories.clear()
         session.used.clear()
     history = session.histories[name]
-    found = (part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str))
+    found = (
+        part["text"]
+        for part in parts
+        if part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
     text = "\n".join(found)
     if message.get("role") == "user":
         history.append({"role": "user", "content": text})
@@ -218,11 +257,17 @@ def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
     spent = {"input_tokens": inside(tokens, "input"), "output_tokens": inside(tokens, "output")}
     spent["cache_read_input_tokens"] = inside(tokens, "cache", "read")
     spent["cache_creation_input_tokens"] = inside(tokens, "cache", "write")
-    body = {"model": message.get("modelID", ""), "messages": [*history], "tools": [*session.used.values()]}
+    body = {
+        "model": message.get("modelID", ""),
+        "messages": [*history],
+        "tools": [*session.used.values()],
+    }
     yield Exported(body, CHAT, usage_of(spent), name)
     if message.get("summary") is True:
-        history[:] = [{"role": "user", "content": "What did we do so far?"}]  # only the summary goes on
-    calls, results = [], []
+        # only the summary goes on
+        history[:] = [{"role": "user", "content": "What did we do so far?"}]
+    calls = []
+    results = []
     for one in parts:
         if one.get("type") == "tool":
             function = {"name": one["tool"], "parameters": {"type": "object"}}
@@ -230,14 +275,18 @@ def opencode(record: Json, session: RecordedSession) -> Iterator[Exported]:
             calls.append(call(one["callID"], one["tool"], inside(one, "state", "input") or {}))
             output = inside(one, "state", "output") or inside(one, "state", "error") or ""
             results.append({"role": "tool", "tool_call_id": one["callID"], "content": output})
-    history += [{"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}, *results]
+    history += [
+        {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})},
+        *results,
+    ]
 
 
 def opencode_export(record: Json, session: RecordedSession) -> Iterator[Exported]:
     """`opencode export ID`: a session with all its messages, each with its parts."""
     name = str(inside(record, "info", "id") or "")
     for one in record["messages"]:
-        message, parts = one["info"], one["parts"]
+        message = one["info"]
+        parts = one["parts"]
         yield from opencode({"session": name, "message": message, "parts": parts}, session)
 
 
@@ -263,7 +312,9 @@ BARE = "a bare list"
 def is_message(entry: Raw) -> bool:
     """Whether this may be an entry of a bare list of messages."""
     members = rawjson.object_of(entry)
-    return rawjson.text_of(members.get("role")) in ROLES and members.keys().isdisjoint(("parts", "messages"))
+    return rawjson.text_of(members.get("role")) in ROLES and members.keys().isdisjoint(
+        ("parts", "messages")
+    )
 
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
@@ -271,7 +322,9 @@ ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 
 def unread(record: Json, session: RecordedSession) -> Iterator[Exported]:
     yield from ()
-    raise ValueError("replay does not read these; what the proxy captures itself, it reads (docs/observe.md)")
+    raise ValueError(
+        "replay does not read these; what the proxy captures itself, it reads (docs/observe.md)"
+    )
 
 
 def opencode_older(record: Json, session: RecordedSession) -> Iterator[Exported]:

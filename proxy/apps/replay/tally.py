@@ -42,7 +42,8 @@ class Course:
     after: int = 0
     events: int = 0
     unseen: int = 0
-    """Tokens of instructions and tools that its file does not hold, by what upstream counted of its first request."""
+    """Tokens of instructions and tools that its file does not hold, by what upstream counted of its
+    first request."""
     told: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, counted from 0, and why."""
 
@@ -91,21 +92,28 @@ class Tally:
             return
         roles = [item.role for item in planned.history.items]
         asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-        key = SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller)
+        key = SessionKey(
+            planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller
+        )
         course = self.sessions.setdefault(key, Course())
         if not course.requests and recorded.said is not None and recorded.source in SESSIONS:
             course.unseen = max(recorded.said.prompt - planned.tokens_before, 0)
-        seen, event = foreseen(planned, recorded.said, course.unseen), event_at(planned.plan)
+        seen = foreseen(planned, recorded.said, course.unseen)
+        event = event_at(planned.plan)
         self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
         if planned.plan.empty and planned.history.tokens > self.quiet[0]:
             self.quiet = planned.history.tokens, waiting(planned.plan, planned.policy.offload)
         self.tokens_before += course.unseen + planned.tokens_before
-        self.tokens_after += course.unseen + planned.head + seen.tokens + (OUR_TOOLS_TOKENS if seen.ours else 0)
+        self.tokens_after += (
+            course.unseen + planned.head + seen.tokens + (OUR_TOOLS_TOKENS if seen.ours else 0)
+        )
         self.cost_before += seen.before
         self.cost_after += seen.after
-        price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price
+        price = (
+            planned.policy.offload.input_price or price_of("", planned.request.model).input_price
+        )
         if price is not None:
             self.priced += 1
             self.money_before += seen.before * price / 1e6
@@ -118,14 +126,19 @@ class Tally:
             self.causes[event.cause.name.lower()] += 1
             course.events += 1
             if self.detailed and len(course.told) < WORDS:
-                words = told(planned.history.items, planned.plan, planned.policy.offload, planned.room.window)
+                words = told(
+                    planned.history.items, planned.plan, planned.policy.offload, planned.room.window
+                )
                 course.told.append((course.requests, words))
         course.requests += 1
         course.before += seen.before
         course.after += seen.after
 
-    async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[Planned | None, str]:
-        dialect, chat = recorded.dialect, recorded.chat
+    async def _plan(
+        self, recorded: RecordedRequest, reader: MessageCache
+    ) -> tuple[Planned | None, str]:
+        dialect = recorded.dialect
+        chat = recorded.chat
         if dialect is None or chat is None:
             return None, recorded.reason or "other API"
         policy = self.policy.for_api(dialect.name).for_model(chat.model).planning
@@ -154,11 +167,18 @@ class Tally:
     @property
     def worst(self) -> float | None:
         """The cost of the session that fares worst, as a share of its cost as it came."""
-        return max((course.after / course.before for course in self.sessions.values() if course.before), default=None)
+        return max(
+            (course.after / course.before for course in self.sessions.values() if course.before),
+            default=None,
+        )
 
     def figures(self) -> dict[str, object]:
         """Return all sums by their names."""
-        figures = {name: value for name, value in vars(self).items() if isinstance(value, int | float | Counter)}
+        figures = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, int | float | Counter)
+        }
         del figures["detailed"]
         return figures | {
             "sessions": len(self.sessions),

@@ -1,7 +1,9 @@
-"""`offload-proxy run -- COMMAND`: an agent behind a proxy of its own, which ends with it and leaves nothing behind.
+"""`offload-proxy run -- COMMAND`: an agent behind a proxy of its own, which ends with it and leaves
+nothing behind.
 
-The command gets the proxy's address in its environment or its arguments. No file of the user or of the agent is
-written: what moves, the log and the dashboard's rows are in our folder in the user's state directory.
+The command gets the proxy's address in its environment or its arguments. No file of the user or of
+the agent is written: what moves, the log and the dashboard's rows are in our folder in the user's
+state directory.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from proxy.errors import UserMistake
 from proxy.settings import Settings, policy
 
 TENANT = "run"
-"""The tenant of all runs, and the one namespace of their records: the tokens of a login change, the user does not."""
+"""The tenant of all runs, and the one namespace of their records: the tokens of a login change, the
+user does not."""
 
 NOTHING = (
     "nothing has been run with `offload-proxy run` yet; for what a running proxy moved, set OFFLOAD_API_KEY to the key "
@@ -36,7 +39,8 @@ LOGIN = "logs in by subscription; its tokens change, so all runs of this user co
 
 
 def run(settings: Settings, chosen: Namespace) -> int:
-    """Run the command; returns its exit status. Raises UserMistake and ProxyError before it has begun."""
+    """Run the command; returns its exit status. Raises UserMistake and ProxyError before it has
+    begun."""
     given = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if not given:
         raise UserMistake("expected a command, as in: offload-proxy run -- claude")
@@ -62,7 +66,9 @@ def run(settings: Settings, chosen: Namespace) -> int:
             return command.NOT_EXECUTABLE
         totals = serving.end()
         if totals is None:
-            _say(f"the proxy was killed before {led.name} ended; without `run`, {led.name} works as before")
+            _say(
+                f"the proxy was killed before {led.name} ended; without `run`, {led.name} works as before"
+            )
         else:
             _say(totals.sentence(recall=not kept and settings.policies is None))
     return command.status_of(code)
@@ -70,14 +76,22 @@ def run(settings: Settings, chosen: Namespace) -> int:
 
 @contextmanager
 def archive(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Serve what the runs of this user moved. Yields the address, and a key that is good for this block alone."""
+    """Serve what the runs of this user moved. Yields the address, and a key that is good for this
+    block alone."""
     if settings.state is None or not (settings.state / "run.log").exists():
         raise UserMistake(NOTHING)
     key = secrets.token_urlsafe()
     keys = [{"sha256": sha256(key.encode()).hexdigest()}]
     shown = policy(None, None, tenant=TENANT, share_namespace=True, api_keys=keys)
     store = str(settings.state / "store")
-    made = replace(_alone(settings), port=0, built_in={TENANT: shown}, policies=None, store=store, dashboard=None)
+    made = replace(
+        _alone(settings),
+        port=0,
+        built_in={TENANT: shown},
+        policies=None,
+        store=store,
+        dashboard=None,
+    )
     serving = Serving(made, settings.state / "run.log")
     try:
         yield serving.address, key
@@ -95,8 +109,17 @@ def _settings(settings: Settings, chosen: Namespace, led: agents.Led, folder: Pa
     explicit = chosen.upstream or settings.environment.get("OFFLOAD_UPSTREAM")
     upstream = settings.upstream if explicit else led.openai
     apis = {} if explicit else {"upstreams": {"messages": {"base_url": led.anthropic}}}
-    sections = {"upstream": {"base_url": upstream}, "share_namespace": True, "tenant": TENANT, **apis}
-    store = settings.store if chosen.store or settings.environment.get("OFFLOAD_STORE") else str(folder / "store")
+    sections = {
+        "upstream": {"base_url": upstream},
+        "share_namespace": True,
+        "tenant": TENANT,
+        **apis,
+    }
+    store = (
+        settings.store
+        if chosen.store or settings.environment.get("OFFLOAD_STORE")
+        else str(folder / "store")
+    )
     return replace(
         _alone(settings),
         port=settings.port if chosen.port else 0,
@@ -126,7 +149,11 @@ def _folder(settings: Settings) -> Iterator[tuple[Path, str]]:
 
 def _beginning(serving: Serving, led: agents.Led, kept: str) -> str:
     """Return the line at the start."""
-    parts = [f"dashboard {serving.link}" if serving.link else f"in front of {led.name} at {serving.address}"]
+    parts = [
+        f"dashboard {serving.link}"
+        if serving.link
+        else f"in front of {led.name} at {serving.address}"
+    ]
     if led.login:
         parts.append(f"{led.name} {LOGIN}")
     return "; ".join(filter(None, (*parts, kept)))

@@ -1,6 +1,8 @@
-"""What leads each agent to the proxy without a file of its own being written: the one table of agents.
+"""What leads each agent to the proxy without a file of its own being written: the one table of
+agents.
 
-In variables and arguments, `PROXY` stands for the proxy's address, such as `http://127.0.0.1:41234`.
+In variables and arguments, `PROXY` stands for the proxy's address, such as
+`http://127.0.0.1:41234`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Any
 
 from proxy.settings import ANTHROPIC
 
-OPENAI, MOONSHOT = "https://api.openai.com/v1", "https://api.moonshot.ai/v1"
+OPENAI = "https://api.openai.com/v1"
+MOONSHOT = "https://api.moonshot.ai/v1"
 
 FOR_ALL = {
     "OPENAI_BASE_URL": "PROXY/v1",
@@ -21,8 +24,8 @@ FOR_ALL = {
     "ANTHROPIC_BASE_URL": "PROXY",
     "ANTHROPIC_API_BASE": "PROXY",
 }
-"""What every command gets: the variables of OpenAI's and Anthropic's SDKs, and those that litellm reads
-(litellm 1.106.2, `llms/openai` and `llms/anthropic`)."""
+"""What every command gets: the variables of OpenAI's and Anthropic's SDKs, and those that litellm
+reads (litellm 1.106.2, `llms/openai` and `llms/anthropic`)."""
 
 POINTED_OPENAI = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 POINTED_ANTHROPIC = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE")
@@ -32,7 +35,9 @@ RUNNERS = frozenset({"bunx", "npx", "pnpx", "pipx", "uvx"})
 """They start the package that they are told."""
 
 
-PROXIES = tuple(name for plain in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (plain, plain.lower()))
+PROXIES = tuple(
+    name for plain in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (plain, plain.lower())
+)
 """Variables that name a proxy of the network, through which nobody reaches this machine."""
 
 
@@ -55,7 +60,9 @@ class KnownAgent:
     """A variable of its own that says what the upstream is."""
     kind: str = ""
     """A variable of its own that says which API it speaks; `anthropic` is Anthropic's."""
-    kinds: Mapping[str, str] = field(default_factory=lambda: {"": OPENAI, "openai": OPENAI, "anthropic": ANTHROPIC})
+    kinds: Mapping[str, str] = field(
+        default_factory=lambda: {"": OPENAI, "openai": OPENAI, "anthropic": ANTHROPIC}
+    )
     """Its values, and the upstream of each where nothing else says it."""
     login: str = ""
     """The file, below its folder, that it keeps a subscription's login in."""
@@ -167,19 +174,30 @@ class Led:
 
     def at(self, address: str) -> tuple[list[str], dict[str, str]]:
         """Return the command, and the variables that lead it to the proxy at this address."""
-        variables = {name: value.replace("PROXY", address) for name, value in self.variables.items()}
+        variables = {
+            name: value.replace("PROXY", address) for name, value in self.variables.items()
+        }
         return [part.replace("PROXY", address) for part in self.command], variables
 
 
 def lead(command: Sequence[str], environment: Mapping[str, str], home: Path | None) -> Led:
-    """Return what leads a command to a proxy. Reads at most whether an agent has a login, in its folder in `home`."""
+    """Return what leads a command to a proxy. Reads at most whether an agent has a login, in its
+    folder in `home`."""
     place = _program(command)
-    name = Path(command[place]).name.partition("@")[0].removesuffix(".exe").removesuffix(".cmd").lower()
+    name = (
+        Path(command[place])
+        .name.partition("@")[0]
+        .removesuffix(".exe")
+        .removesuffix(".cmd")
+        .lower()
+    )
     agent = next((agent for agent in AGENTS if name in agent.names), KnownAgent((name,), ""))
     kind = environment.get(agent.kind, "").lower() if agent.kind else ""
     variables = dict(FOR_ALL)
     for variable, value in agent.variables.items():
-        variables[variable] = _merged(environment.get(variable, ""), value) if value.startswith("{") else value
+        variables[variable] = (
+            _merged(environment.get(variable, ""), value) if value.startswith("{") else value
+        )
     if agent.pointed and kind == "anthropic":
         variables[agent.pointed] = "PROXY"
     if any(environment.get(name) for name in PROXIES):
@@ -218,12 +236,18 @@ def _program(command: Sequence[str]) -> int:
     """Return the place of the program's name: behind a runner of packages, that of the package."""
     if Path(command[0]).name not in RUNNERS:
         return 0
-    named = (place for place, part in enumerate(command) if place and part != "run" and not part.startswith("-"))
+    named = (
+        place
+        for place, part in enumerate(command)
+        if place and part != "run" and not part.startswith("-")
+    )
     return next(named, 0)
 
 
 def _first(environment: Mapping[str, str], names: Sequence[str]) -> str:
-    return next((environment[name].strip() for name in names if environment.get(name, "").strip()), "")
+    return next(
+        (environment[name].strip() for name in names if environment.get(name, "").strip()), ""
+    )
 
 
 def _beside(environment: Mapping[str, str]) -> str:
@@ -262,4 +286,6 @@ def _logs_in(agent: KnownAgent, environment: Mapping[str, str], home: Path | Non
         kept = json.loads(Path(folder, agent.login).read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(kept, dict) and any(kept.get(member) for member in ("tokens", "claudeAiOauth"))
+    return isinstance(kept, dict) and any(
+        kept.get(member) for member in ("tokens", "claudeAiOauth")
+    )

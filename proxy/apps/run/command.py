@@ -1,4 +1,5 @@
-"""Runs a command as if nothing stood before it: terminal, standard input, signals and exit status are its."""
+"""Runs a command as if nothing stood before it: terminal, standard input, signals and exit status
+are its."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
 """Exit statuses of shells (POSIX, 2.8.2)."""
 
 _FROM_TERMINAL = ("SIGINT", "SIGQUIT")
@@ -21,8 +23,8 @@ _DEADLY = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Return the status with which the command ended: its exit status, or -N if signal N ended it. Raises OSError if
-    it cannot be started."""
+    """Return the status with which the command ended: its exit status, or -N if signal N ended it.
+    Raises OSError if it cannot be started."""
     process: subprocess.Popen[bytes] | None = None
 
     def ours(number: int, frame: FrameType | None) -> None:
@@ -39,7 +41,8 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of the command. While it is stopped, so are we, as a shell expects of one job.
+    """Wait for the end of the command. While it is stopped, so are we, as a shell expects of one
+    job.
 
     Nothing else may wait for it, as `send_signal` does: then its status would be lost.
     """
@@ -53,7 +56,8 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
 
 
 def status_of(code: int) -> int:
-    """Return the exit status for this end of a command. If a signal of the user ended it, it ends us, too."""
+    """Return the exit status for this end of a command. If a signal of the user ended it, it ends
+    us, too."""
     if code >= 0:
         return code
     if -code in _DEADLY:
@@ -63,7 +67,9 @@ def status_of(code: int) -> int:
 
 
 @contextmanager
-def _handling(names: Sequence[str], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handling(
+    names: Sequence[str], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
     """Handle these signals within the block, but for those that are ignored, as after `nohup`."""
     before = dict[signal.Signals, object]()
     for name in names:

@@ -26,7 +26,8 @@ from proxy.settings import Settings
 
 
 def main() -> None:
-    """Serve, and write to standard output where, or why not, and at the end what the requests came to."""
+    """Serve, and write to standard output where, or why not, and at the end what the requests came
+    to."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings, dec_hook=_made)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     totals = Totals()
@@ -35,7 +36,9 @@ def main() -> None:
         _say(Listening(address, new_link(settings, address)))
 
     try:
-        policies = load(settings.policies, settings.environment, settings.upstream, settings.built_in)
+        policies = load(
+            settings.policies, settings.environment, settings.upstream, settings.built_in
+        )
         logging.getLogger("proxy.request").addHandler(Adding(totals, policies))
         runner.serve(settings, [*PARTS.values()], ready=ready)
     except UserMistake as error:
@@ -51,7 +54,8 @@ def _say(answer: msgspec.Struct) -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of standard input. Not by `sys.stdin`, which the interpreter locks when it ends."""
+    """Wait for the end of standard input. Not by `sys.stdin`, which the interpreter locks when it
+    ends."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

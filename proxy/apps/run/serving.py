@@ -1,8 +1,10 @@
-"""A proxy in a process of its own, on this machine alone, which ends with the process that started it.
+"""A proxy in a process of its own, on this machine alone, which ends with the process that started
+it.
 
-The two talk over the proxy's standard input and output, in lines of JSON: settings, then where it listens or why it
-cannot, and at the end what its requests came to. When its input ends, so does the proxy: however the process at the
-other end was killed, none is left behind. `proxy.apps.run.companion` is the other side.
+The two talk over the proxy's standard input and output, in lines of JSON: settings, then where it
+listens or why it cannot, and at the end what its requests came to. When its input ends, so does the
+proxy: however the process at the other end was killed, none is left behind.
+`proxy.apps.run.companion` is the other side.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from proxy.apps.run.totals import Totals
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import Settings
 
-DRAIN, STOP = 5.0, 15.0
+DRAIN = 5.0
+STOP = 15.0
 """Seconds that requests get to finish, and within which the proxy must end before it is killed."""
 
 
 class Listening(msgspec.Struct):
-    """What the proxy says at its start: its address and the link of its dashboard, or why it does not serve."""
+    """What the proxy says at its start: its address and the link of its dashboard, or why it does
+    not serve."""
 
     address: str = ""
     link: str | None = None
@@ -35,7 +39,8 @@ class Listening(msgspec.Struct):
 
 
 class Serving:
-    """A running proxy. Raises UserMistake if the settings are at fault, and ProxyError if it does not come up."""
+    """A running proxy. Raises UserMistake if the settings are at fault, and ProxyError if it does
+    not come up."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
         # -P: nothing is imported from the folder that we are in, which is the user's.
@@ -67,7 +72,8 @@ class Serving:
         if listening.fault:
             self.end()
             raise UserMistake(listening.fault)
-        self.address, self.link = listening.address, listening.link
+        self.address = listening.address
+        self.link = listening.link
 
     def end(self) -> Totals | None:
         """End the proxy. Returns what its requests came to; None if it was killed."""

@@ -14,7 +14,8 @@ _SENT = (Kind.OFFLOADED, Kind.UNTOUCHED, Kind.OBSERVED)
 
 
 class Totals(msgspec.Struct):
-    """Sums over the requests for a model's reply. Money is in USD, and of the requests whose price is known."""
+    """Sums over the requests for a model's reply. Money is in USD, and of the requests whose price
+    is known."""
 
     requests: int = 0
     other_requests: int = 0
@@ -69,8 +70,12 @@ class Totals(msgspec.Struct):
         """Say what the run came to. `recall`: whether `offload-proxy recall` shows what moved."""
         if not self.requests:
             if self.other_requests:
-                return "no request for a reply came that the proxy could serve; its log says what came"
-            return "no request came: the command asked no model, or its settings name another address"
+                return (
+                    "no request for a reply came that the proxy could serve; its log says what came"
+                )
+            return (
+                "no request came: the command asked no model, or its settings name another address"
+            )
         if self.faults == self.requests:
             return f"upstream did not answer: {self.fault}"
         asked = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
@@ -85,7 +90,9 @@ class Totals(msgspec.Struct):
             if saved < 0:
                 money = f", but about ${-saved:.2f} dearer than ${self.money_before:.2f}"
         results = "1 result" if moved == 1 else f"{moved:,} results"
-        summarised = f", {self.most_summarised:,} messages summarised" if self.most_summarised else ""
+        summarised = (
+            f", {self.most_summarised:,} messages summarised" if self.most_summarised else ""
+        )
         shown = "; `offload-proxy recall` shows them" if recall else ""
         return (
             f"{rounded(self.tokens_before)} tokens came, {rounded(self.tokens_after)} were sent "
@@ -111,7 +118,10 @@ class Adding(logging.Handler):
         if policy is None:
             return None
         policy = policy.for_api(outcome.dialect).for_model(outcome.model)
-        return policy.offload.input_price or price_of(policy.upstream.base_url, outcome.model).input_price
+        return (
+            policy.offload.input_price
+            or price_of(policy.upstream.base_url, outcome.model).input_price
+        )
 
 
 def rounded(tokens: int) -> str:

@@ -1,5 +1,5 @@
-"""Chat completions, `POST .../chat/completions`: a request and its messages, read and rewritten with all other bytes
-kept."""
+"""Chat completions, `POST .../chat/completions`: a request and its messages, read and rewritten
+with all other bytes kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ ROLES = {
     "tool": Role.TOOL,
 }
 BARRED = {
-    **dict.fromkeys(("functions", "function_call", "audio", "web_search_options", "prediction"), b"null"),
+    **dict.fromkeys(
+        ("functions", "function_call", "audio", "web_search_options", "prediction"), b"null"
+    ),
     "n": b"1",
     "logprobs": b"false",
 }
@@ -41,46 +43,169 @@ KNOWN = frozenset(
     (
         *BARRED,
         # OpenAI: `CompletionCreateParams` of its SDK 3.57
-        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options"),
-        *("store", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty"),
+        *(
+            "model",
+            "messages",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "stream",
+            "stream_options",
+        ),
+        *(
+            "store",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "top_p",
+            "frequency_penalty",
+        ),
         *("presence_penalty", "seed", "stop", "logit_bias", "top_logprobs", "response_format"),
-        *("modalities", "metadata", "user", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"),
+        *(
+            "modalities",
+            "metadata",
+            "user",
+            "reasoning_effort",
+            "verbosity",
+            "service_tier",
+            "safety_identifier",
+        ),
         *("moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("cache_control",),  # Anthropic's, which OpenRouter and LiteLLM take
         # vLLM: entrypoints/openai/chat_completion/protocol.py; the guided ones until 0.11
-        *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
-        *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
-        *("allowed_token_ids", "prompt_logprobs", "logprob_token_ids", "structured_outputs", "chat_template_kwargs"),
-        *("priority", "request_id", "cache_salt", "vllm_xargs", "mm_processor_kwargs", "media_io_kwargs"),
+        *(
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "length_penalty",
+            "min_tokens",
+            "ignore_eos",
+            "stop_token_ids",
+        ),
+        *(
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "bad_words",
+        ),
+        *(
+            "allowed_token_ids",
+            "prompt_logprobs",
+            "logprob_token_ids",
+            "structured_outputs",
+            "chat_template_kwargs",
+        ),
+        *(
+            "priority",
+            "request_id",
+            "cache_salt",
+            "vllm_xargs",
+            "mm_processor_kwargs",
+            "media_io_kwargs",
+        ),
         *("add_special_tokens", "return_token_ids", "return_tokens_as_token_ids"),
-        *("include_reasoning", "thinking_token_budget", "use_beam_search", "watermarking", "repetition_detection"),
+        *(
+            "include_reasoning",
+            "thinking_token_budget",
+            "use_beam_search",
+            "watermarking",
+            "repetition_detection",
+        ),
         *("stream_interval", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         # SGLang: srt/entrypoints/openai/protocol.py
-        *("regex", "ebnf", "stop_regex", "no_stop_trim", "lora_path", "custom_logit_processor", "custom_params"),
+        *(
+            "regex",
+            "ebnf",
+            "stop_regex",
+            "no_stop_trim",
+            "lora_path",
+            "custom_logit_processor",
+            "custom_params",
+        ),
         *("separate_reasoning", "stream_reasoning", "rid", "extra_key", "return_hidden_states"),
         *("return_routed_experts", "return_cached_tokens_details", "return_meta_info"),
         *("max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "images_config"),
         # llama.cpp: tools/server/README.md
-        *("cache_prompt", "id_slot", "n_predict", "typical_p", "top_n_sigma", "grammar", "json_schema", "samplers"),
-        *("min_keep", "n_probs", "post_sampling_probs", "repeat_penalty", "repeat_last_n", "dry_multiplier"),
-        *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_probability"),
-        *("xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat", "mirostat_tau", "mirostat_eta"),
-        *("timings_per_token", "return_progress", "reasoning_format", "reasoning_budget", "response_fields"),
+        *(
+            "cache_prompt",
+            "id_slot",
+            "n_predict",
+            "typical_p",
+            "top_n_sigma",
+            "grammar",
+            "json_schema",
+            "samplers",
+        ),
+        *(
+            "min_keep",
+            "n_probs",
+            "post_sampling_probs",
+            "repeat_penalty",
+            "repeat_last_n",
+            "dry_multiplier",
+        ),
+        *(
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
+            "xtc_probability",
+        ),
+        *(
+            "xtc_threshold",
+            "dynatemp_range",
+            "dynatemp_exponent",
+            "mirostat",
+            "mirostat_tau",
+            "mirostat_eta",
+        ),
+        *(
+            "timings_per_token",
+            "return_progress",
+            "reasoning_format",
+            "reasoning_budget",
+            "response_fields",
+        ),
         *("sse_ping_interval", "lora"),
         *("keep_alive", "options", "think", "format"),  # Ollama: the names of its own API
         # OpenRouter: `ChatGenerationParams` of @openrouter/sdk
-        *("provider", "models", "route", "usage", "reasoning", "session_id", "trace", "top_a", "transforms"),
+        *(
+            "provider",
+            "models",
+            "route",
+            "usage",
+            "reasoning",
+            "session_id",
+            "trace",
+            "top_a",
+            "transforms",
+        ),
         # Mistral: `ChatCompletionRequest` of mistralai 3.7
         *("random_seed", "safe_prompt", "prompt_mode", "guardrails", "top_prompt_logprobs"),
         # Groq: groq, types/chat/completion_create_params.py
-        *("search_settings", "compound_custom", "citation_options", "include_domains", "exclude_domains"),
+        *(
+            "search_settings",
+            "compound_custom",
+            "citation_options",
+            "include_domains",
+            "exclude_domains",
+        ),
         *("disable_tool_validation",),
-        *("clear_thinking", "disable_reasoning", "min_completion_tokens"),  # Cerebras: cerebras-cloud-sdk 1.91
-        *("context_length_exceeded_behavior", "safety_model", "compliance"),  # Together: together 3.1
+        # Cerebras: cerebras-cloud-sdk 1.91
+        *("clear_thinking", "disable_reasoning", "min_completion_tokens"),
+        # Together: together 3.1
+        *("context_length_exceeded_behavior", "safety_model", "compliance"),
         # Z.ai: zai-sdk 0.2; DeepSeek, Moonshot and MiniMax name `thinking` alike
         *("thinking", "do_sample", "tool_stream"),
-        # DashScope, MiniMax, Fireworks and xAI: their pages on chat completions, and litellm's transformations
-        *("enable_thinking", "thinking_budget", "preserve_thinking", "enable_search", "search_options"),
+        # DashScope, MiniMax, Fireworks and xAI: their pages on chat completions, and litellm's
+        # transformations
+        *(
+            "enable_thinking",
+            "thinking_budget",
+            "preserve_thinking",
+            "enable_search",
+            "search_options",
+        ),
         *("reasoning_split", "reasoning_history", "search_parameters"),
         *("extra_body", "google"),  # Gemini's page on OpenAI compatibility
         # LiteLLM's proxy: litellm/proxy/litellm_pre_call_utils.py, litellm/types
@@ -93,22 +218,36 @@ SAID = ("role", "content", "name", "__copilotMessageSource")  # Copilot CLI's no
 MESSAGES = {
     **dict.fromkeys(("system", "developer", "user"), SAID),
     "assistant": (
-        *(*SAID, "tool_calls", "refusal", "annotations", "reasoning_content", "reasoning", "reasoning_details"),
+        *(
+            *SAID,
+            "tool_calls",
+            "refusal",
+            "annotations",
+            "reasoning_content",
+            "reasoning",
+            "reasoning_details",
+        ),
         *("thinking_blocks", "provider_specific_fields"),  # LiteLLM
     ),
     "tool": (*SAID, "tool_call_id", "tool_name"),
 }
 """The members of messages, by role, that may be moved, cut or merged."""
 PARTS = {
-    **{kind: (kind,) for kind in ("text", "refusal", "image_url", "input_audio", "video_url", "file")},
+    **{
+        kind: (kind,)
+        for kind in ("text", "refusal", "image_url", "input_audio", "video_url", "file")
+    },
     "thinking": ("thinking", "signature", "closed"),  # Mistral
 }
 CALLS = {
     "function": ("id", "index", "function", "extra_content", "provider_specific_fields"),
     "custom": ("id", "index", "custom"),
 }
-"""`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
-CALLED = {"": ("name", "arguments", "input", "index", "provider_specific_fields", "parsed_arguments")}
+"""`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that
+it still gets."""
+CALLED = {
+    "": ("name", "arguments", "input", "index", "provider_specific_fields", "parsed_arguments")
+}
 """The members of what is called, with Ollama's, LiteLLM's and openai-python's."""
 
 
@@ -151,7 +290,8 @@ class ChatDialect(Dialect):
         elif not rawjson.is_null(content):
             for place, raw in enumerate(rawjson.elements(content or NULL)):
                 part = rawjson.members(raw)
-                text, seen = part.get("text"), entries.unmarked(part)
+                text = part.get("text")
+                seen = entries.unmarked(part)
                 if rawjson.is_string(text):
                     found.text(place, rawjson.text(text))
                     continue
@@ -174,29 +314,45 @@ class ChatDialect(Dialect):
     @staticmethod
     def unknown(found: Contents, members: Members, harmless: Harmless) -> str:
         role = text_of(members.get("role"))
-        content, calls = members.get("content"), elements_of(members.get("tool_calls"))
-        called = ((_called(rawjson.members(call)), "messages[].tool_calls[].function") for call in calls)
+        content = members.get("content")
+        calls = elements_of(members.get("tool_calls"))
+        called = (
+            (_called(rawjson.members(call)), "messages[].tool_calls[].function") for call in calls
+        )
         return (
             unknown(members, MESSAGES, role, "messages[]", harmless)
             or unknown_in(elements_of(content), PARTS, "messages[].content[]", harmless, "text")
             or unknown_in(calls, CALLS, "messages[].tool_calls[]", harmless, "function")
-            or next(filter(None, (unknown(one, CALLED, "", at, harmless) for one, at in called)), "")
+            or next(
+                filter(None, (unknown(one, CALLED, "", at, harmless) for one, at in called)), ""
+            )
         )
 
     @staticmethod
     def content(message: Entry, result: bool) -> tuple[Raw | None, Callable[[Raw], bytes]]:
         members = rawjson.members(message)
-        return members.get("content"), lambda content: rawjson.encode(members | {"content": content})
+        return members.get("content"), lambda content: rawjson.encode(
+            members | {"content": content}
+        )
 
     # -- several messages --
 
-    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-        """A user message gets the name in the one that it stands before, so that the two can be joined."""
+    def with_snapshot(
+        self, entries: list[Entry], leading: int, block: str, role: SnapshotRole
+    ) -> list[Entry]:
+        """A user message gets the name in the one that it stands before, so that the two can be
+        joined."""
         if role is SnapshotRole.SYSTEM or (role is SnapshotRole.AUTO and leading):
             return super().with_snapshot(entries, leading, block, role)
         first = rawjson.members(entries[leading]) if leading < len(entries) else {}
-        named = {"name": first["name"]} if "name" in first and text_of(first.get("role")) == "user" else {}
-        return self.inserted(entries, leading, rawjson.encode({"role": "user", **named, "content": block}))
+        named = (
+            {"name": first["name"]}
+            if "name" in first and text_of(first.get("role")) == "user"
+            else {}
+        )
+        return self.inserted(
+            entries, leading, rawjson.encode({"role": "user", **named, "content": block})
+        )
 
     def joined(self, entries: list[Entry]) -> list[Entry]:
         """Many chat templates refuse user messages in a row, so a cut must not create them."""
@@ -207,8 +363,11 @@ class ChatDialect(Dialect):
         return found
 
     def _speaker(self, entry: Entry) -> str | None:
-        """Return the name in a user message in which we know everything; None for everything else."""
-        return text_of(rawjson.members(entry).get("name")) if self.known_as(Role.USER, entry) else None
+        """Return the name in a user message in which we know everything; None for everything
+        else."""
+        return (
+            text_of(rawjson.members(entry).get("name")) if self.known_as(Role.USER, entry) else None
+        )
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
         """The task goes on with the last message if that is the user's, whatever the name in it."""
@@ -221,7 +380,10 @@ class ChatDialect(Dialect):
     @staticmethod
     def calling(calls: Sequence[ToolCall]) -> Entry:
         called = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        made = [{"id": call.id, "type": "function", "function": one} for call, one in zip(calls, called, strict=True)]
+        made = [
+            {"id": call.id, "type": "function", "function": one}
+            for call, one in zip(calls, called, strict=True)
+        ]
         return rawjson.encode({"role": "assistant", "content": None, "tool_calls": made})
 
     @staticmethod
@@ -232,7 +394,8 @@ class ChatDialect(Dialect):
 
     @staticmethod
     def with_limit(members: Members, most: int) -> Members:
-        """The limit is in the client's fields, because servers know one or the other, or in the older one."""
+        """The limit is in the client's fields, because servers know one or the other, or in the
+        older one."""
         limits = [name for name in LIMITS if members.pop(name, None) is not None] or LIMITS[:1]
         return members | (dict.fromkeys(limits, Raw(b"%d" % most)) if most else {})
 
@@ -250,9 +413,12 @@ class ChatDialect(Dialect):
 
 
 def _with_newer_limit(body: bytes) -> bytes:
-    """Return the body of a call with the reply's limit in the newer field, which some models insist on."""
+    """Return the body of a call with the reply's limit in the newer field, which some models insist
+    on."""
     old, new = LIMITS
-    return rawjson.encode({new if name == old else name: value for name, value in rawjson.members(body).items()})
+    return rawjson.encode(
+        {new if name == old else name: value for name, value in rawjson.members(body).items()}
+    )
 
 
 LISTS = ("reasoning_details", "thinking_blocks")
@@ -260,13 +426,17 @@ LISTS = ("reasoning_details", "thinking_blocks")
 
 
 def reasoning(members: Members) -> str:
-    """Return the model's reasoning, under any vendor's name for it. Where lists have it too, they say the same."""
+    """Return the model's reasoning, under any vendor's name for it. Where lists have it too, they
+    say the same."""
     for field in ("reasoning_content", "reasoning"):
         if found := text_of(members.get(field)):
             return found
     parts = [object_of(part) for field in LISTS for part in elements_of(members.get(field))]
     return "\n".join(
-        filter(None, (text_of(part.get(key)) for part in parts for key in ("text", "summary", "thinking")))
+        filter(
+            None,
+            (text_of(part.get(key)) for part in parts for key in ("text", "summary", "thinking")),
+        )
     )
 
 
@@ -276,8 +446,11 @@ def tool_calls(members: Members) -> list[ToolCall]:
         return []
     calls: list[ToolCall] = []
     for call in map(rawjson.members, rawjson.elements(members["tool_calls"])):
-        inner, field = _called(call), "input" if "custom" in call else "arguments"
-        calls.append(ToolCall(_text(call.get("id")), _text(inner.get("name")), _text(inner.get(field))))
+        inner = _called(call)
+        field = "input" if "custom" in call else "arguments"
+        calls.append(
+            ToolCall(_text(call.get("id")), _text(inner.get("name")), _text(inner.get(field)))
+        )
     return calls
 
 
@@ -288,7 +461,8 @@ def _called(call: Members) -> Members:
 
 
 def _text(raw: Raw | None) -> str:
-    """Return a string's text, or the JSON of any other value: some clients send arguments as objects."""
+    """Return a string's text, or the JSON of any other value: some clients send arguments as
+    objects."""
     if raw is None or rawjson.is_null(raw):
         return ""
     return rawjson.text(raw) if rawjson.is_string(raw) else bytes(raw).decode("utf-8", "replace")
@@ -303,8 +477,8 @@ BLANK_LINE = b"\\n\\n"  # as it is written in a JSON string
 
 
 def merged(*messages: Entry) -> bytes:
-    """Return one message with the members of all; where several have one, that of the last message counts. Strings
-    become one, or parts if a message has parts, with blank lines between them."""
+    """Return one message with the members of all; where several have one, that of the last message
+    counts. Strings become one, or parts if a message has parts, with blank lines between them."""
     members: Members = {}
     contents: list[Raw] = []
     for user in map(rawjson.members, messages):
@@ -312,7 +486,9 @@ def merged(*messages: Entry) -> bytes:
         contents += [] if rawjson.is_null(user.get("content")) else [user["content"]]
     if all(map(rawjson.is_string, contents)):
         texts = [bytes(content)[1:-1] for content in contents]
-        return rawjson.encode(members | {"content": Raw(b'"%b"' % BLANK_LINE.join(filter(None, texts)))})
+        return rawjson.encode(
+            members | {"content": Raw(b'"%b"' % BLANK_LINE.join(filter(None, texts)))}
+        )
     parts: list[Members] = []
     for content in contents:
         if rawjson.is_string(content):

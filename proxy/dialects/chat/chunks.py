@@ -1,4 +1,5 @@
-"""Takes events of the chat API apart, and puts the model's message and its tool calls together from their deltas.
+"""Takes events of the chat API apart, and puts the model's message and its tool calls together from
+their deltas.
 
     event ──parse──> Chunk (event, choice, delta; every member as the bytes it came as) ──json──> event
 
@@ -32,13 +33,13 @@ from proxy.rawjson import (
 )
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-"""Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
-vLLM)."""
+"""Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp;
+`reasoning`: OpenRouter, vLLM)."""
 
 _PLAIN = frozenset((*TEXTS, "role", "tool_calls", "function_call"))
 BLOCKS = frozenset(("reasoning_details", "thinking_blocks"))
-"""Members with reasoning that the client must send back: gateways sign or encrypt its blocks, which come in pieces
-(OpenRouter, LiteLLM)."""
+"""Members with reasoning that the client must send back: gateways sign or encrypt its blocks, which
+come in pieces (OpenRouter, LiteLLM)."""
 _OPAQUE = frozenset(("reasoning_opaque", "reasoning_encrypted"))
 """The same as one value (Copilot)."""
 THOUGHTS = frozenset(("reasoning_content", "reasoning", *BLOCKS, *_OPAQUE))
@@ -48,7 +49,7 @@ _NOTHING = (b"null", b'""', b"[]", b"{}")
 _NO_ERROR = (*_NOTHING, b"false", b"0")
 
 
-# -- an event ---------------------------------------------------------------------------------------------------------
+# -- an event --------------------------------------------------------------------------------------
 
 
 class _PlainChoice(msgspec.Struct, gc=False):
@@ -82,8 +83,9 @@ _FLAT = ("name", "arguments")
 
 
 class CallDelta:
-    """One entry of `tool_calls`: its members, the members of its function (or custom tool), and the call that it is
-    about, once that is known. `choice` is the number of the choice that it came in."""
+    """One entry of `tool_calls`: its members, the members of its function (or custom tool), and the
+    call that it is about, once that is known. `choice` is the number of the choice that it came
+    in."""
 
     __slots__ = ("call", "choice", "function", "kind", "members")
     call: PartialCall
@@ -98,7 +100,8 @@ class CallDelta:
 
 
 class Chunk(msgspec.Struct, eq=False):
-    """One event of a reply. `raw` holds the bytes that came, or None once anything has been changed.
+    """One event of a reply. `raw` holds the bytes that came, or None once anything has been
+    changed.
 
     `choice` is None in events without a choice: usage at the end, content filters, errors.
     """
@@ -126,7 +129,10 @@ class Chunk(msgspec.Struct, eq=False):
     @property
     def failed(self) -> bool:
         """Whether upstream reports an error within a reply of status 200."""
-        return any(bytes(part.get("error", NULL)) not in _NO_ERROR for part in (self.members, self.choice or {}))
+        return any(
+            bytes(part.get("error", NULL)) not in _NO_ERROR
+            for part in (self.members, self.choice or {})
+        )
 
     @property
     def says(self) -> bool:
@@ -135,12 +141,19 @@ class Chunk(msgspec.Struct, eq=False):
 
     def says_beside(self, keys: Collection[str]) -> bool:
         """Whether the delta holds anything but a role and these members."""
-        return any(bytes(raw) not in _NOTHING for key, raw in self.delta.items() if key != "role" and key not in keys)
+        return any(
+            bytes(raw) not in _NOTHING
+            for key, raw in self.delta.items()
+            if key != "role" and key not in keys
+        )
 
     def part(self, delta: Members) -> Chunk:
-        """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
+        """Return a new event of the same reply with this delta, without this event's usage, error
+        or finish reason."""
         members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
-        return Chunk(members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta, self.name)
+        return Chunk(
+            members, {"index": Raw(b"0"), "delta": EMPTY, "finish_reason": NULL}, delta, self.name
+        )
 
     @property
     def split(self) -> bool:
@@ -148,10 +161,13 @@ class Chunk(msgspec.Struct, eq=False):
         return bool(self.others) or place((self.choice or {}).get("index")) not in (0, None)
 
     def apart(self, key: str = "delta") -> list[Chunk]:
-        """Return an event for each choice, each as the first one. The last has what belongs to no choice."""
+        """Return an event for each choice, each as the first one. The last has what belongs to no
+        choice."""
         found = [self, *(_of_choice(self.members, raw, key) for raw in self.others)]
         for one in found:
-            one.name, one.raw, one.others = self.name, None, []
+            one.name = self.name
+            one.raw = None
+            one.others = []
             one.choice = (one.choice or {}) | {"index": Raw(b"0")}
         for one in found[:-1]:
             one.members = self.part({}).members
@@ -159,16 +175,20 @@ class Chunk(msgspec.Struct, eq=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has a message instead of a delta. Gateways that only act as if they streamed send the whole reply
-        as one event."""
+        """Whether it has a message instead of a delta. Gateways that only act as if they streamed
+        send the whole reply as one event."""
         return not self.delta and rawjson.is_object((self.choice or {}).get("message"))
 
     def open_message(self) -> None:
         """Read a whole message as a delta."""
         choice = self.choice or {}
         others = {key: raw for key, raw in choice.items() if key != "message"}
-        made = _of_choice(self.members, Raw(rawjson.encode(others | {"delta": choice["message"]})), "delta")
-        self.choice, self.delta, self.calls = made.choice, made.delta, made.calls
+        made = _of_choice(
+            self.members, Raw(rawjson.encode(others | {"delta": choice["message"]})), "delta"
+        )
+        self.choice = made.choice
+        self.delta = made.delta
+        self.calls = made.calls
         self.put({"object": Raw(b'"chat.completion.chunk"')})
 
     @property
@@ -188,7 +208,8 @@ class Chunk(msgspec.Struct, eq=False):
         return lambda text: self.part({key: string(text)})
 
     def listing(self, part: Members) -> Callable[[str], Chunk]:
-        """Return what makes an event of the same reply with this part of the content and another text."""
+        """Return what makes an event of the same reply with this part of the content and another
+        text."""
         return lambda text: self.holding(part | {"text": string(text)})
 
     def holding(self, part: Members) -> Chunk:
@@ -196,25 +217,34 @@ class Chunk(msgspec.Struct, eq=False):
         return self.part({"content": Raw(rawjson.array([rawjson.encode(part)]))})
 
     def take_end(self) -> Chunk:
-        """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
+        """Move the finish reason, the usage and other members of the reply's end to a new event and
+        return it."""
         end = Chunk(self.members, self.choice, {}, self.name)
-        self.members, self.raw = self.part({}).members, None
+        self.members = self.part({}).members
+        self.raw = None
         self.put_finish(NULL)
         return end
 
     def put(self, members: Members) -> None:
-        self.members, self.raw = self.members | members, None
+        self.members = self.members | members
+        self.raw = None
 
     def put_finish(self, reason: Raw) -> None:
-        self.choice, self.raw = (self.choice or {}) | {"finish_reason": reason}, None
+        self.choice = (self.choice or {}) | {"finish_reason": reason}
+        self.raw = None
 
     def put_delta(self, delta: Members) -> None:
-        self.delta, self.raw = delta, None
+        self.delta = delta
+        self.raw = None
 
     def json(self) -> bytes:
         if self.choice is None:
             return rawjson.encode(self.members)
-        delta = {"delta": Raw(rawjson.encode(self.delta))} if self.delta or "delta" in self.choice else {}
+        delta = (
+            {"delta": Raw(rawjson.encode(self.delta))}
+            if self.delta or "delta" in self.choice
+            else {}
+        )
         choices = rawjson.array([rawjson.encode(self.choice | delta), *self.others])
         return rawjson.encode(self.members | {"choices": Raw(choices)})
 
@@ -223,13 +253,16 @@ def parse(data: bytes, raw: bytes, name: bytes | None) -> Chunk:
     """Parse an event. Raises NotJson for any unknown shape, which must be left unchanged."""
     rawjson.check_utf8(data)
     chunk = _chunk(rawjson.members(data), "delta")
-    chunk.raw, chunk.name = raw, name
+    chunk.raw = raw
+    chunk.name = name
     return chunk
 
 
 def _chunk(members: Members, key: str) -> Chunk:
     """Return the event with these members, whose choice has this `key`. Raises NotJson."""
-    choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
+    choices = (
+        [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
+    )
     if not choices:
         return Chunk(members)
     chunk = _of_choice(members, choices[0], key)
@@ -269,17 +302,23 @@ def as_events(members: Members) -> list[Chunk]:
 
 def _end_of_choice(one: Chunk) -> Chunk:
     """Make a whole reply's choice one of a stream; returns the event that ends it."""
-    one.choice = {key: raw for key, raw in (one.choice or {}).items() if key != "message"} | {"delta": EMPTY}
+    one.choice = {key: raw for key, raw in (one.choice or {}).items() if key != "message"} | {
+        "delta": EMPTY
+    }
     for number, call in enumerate(one.calls):
-        call.members = {"index": Raw(b"%d" % number)} | call.members | {"index": Raw(b"%d" % number)}
+        call.members = (
+            {"index": Raw(b"%d" % number)} | call.members | {"index": Raw(b"%d" % number)}
+        )
     if one.calls:
-        one.delta["tool_calls"] = Raw(rawjson.array([rawjson.encode(call.members) for call in one.calls]))
+        one.delta["tool_calls"] = Raw(
+            rawjson.array([rawjson.encode(call.members) for call in one.calls])
+        )
     return one.take_end()
 
 
 def held(delta: Members, *, aloud: bool) -> list[str]:
-    """Return the members of a delta that only a visible round may show: signed or encrypted reasoning, but for blocks
-    of it if thinking is shown as it comes."""
+    """Return the members of a delta that only a visible round may show: signed or encrypted
+    reasoning, but for blocks of it if thinking is shown as it comes."""
 
     def waits(key: str, raw: Raw) -> bool:
         if key in (*TEXTS, "tool_calls") or rawjson.is_null(raw):
@@ -295,7 +334,7 @@ def _signs(key: str, raw: Raw) -> bool:
     return "signature" in key or b"signature" in bytes(raw)
 
 
-# -- tool calls -------------------------------------------------------------------------------------------------------
+# -- tool calls ------------------------------------------------------------------------------------
 
 _TEXT = {"function": "arguments", "custom": "input"}
 
@@ -319,9 +358,14 @@ class PartialCall(Call):
     def add(self, delta: CallDelta) -> None:
         self.kind = delta.kind if delta.function else self.kind
         self.id = self.id or text_of(delta.members.get("id"))
-        name, given = text_of(delta.function.get("name")), delta.function.get(_TEXT[delta.kind], NULL)
+        name = text_of(delta.function.get("name"))
+        given = delta.function.get(_TEXT[delta.kind], NULL)
         # some servers send an object instead of its text
-        arguments = text_of(given) if rawjson.is_null(given) or rawjson.is_string(given) else bytes(given).decode()
+        arguments = (
+            text_of(given)
+            if rawjson.is_null(given) or rawjson.is_string(given)
+            else bytes(given).decode()
+        )
         if name and not self.named and (len(name) != self._name_size or name != self.name):
             self._name.append(name)
             self._name_size += len(name)
@@ -329,7 +373,9 @@ class PartialCall(Call):
             self._arguments.append(arguments)
             self.size += len(arguments)
         self._members |= {
-            key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind, *_FLAT)
+            key: raw
+            for key, raw in delta.members.items()
+            if key not in ("index", "id", delta.kind, *_FLAT)
         }
         self._function |= delta.function
 
@@ -356,8 +402,11 @@ class PartialCall(Call):
 
     @property
     def signature(self) -> Members:
-        """The members that sign the call. Gemini puts them beside the function, under varying names."""
-        return {key: raw for key, raw in self._members.items() if key not in _TEXT and _signs(key, raw)}
+        """The members that sign the call. Gemini puts them beside the function, under varying
+        names."""
+        return {
+            key: raw for key, raw in self._members.items() if key not in _TEXT and _signs(key, raw)
+        }
 
     def identify(self, id: str) -> None:
         self.id = id
@@ -370,7 +419,9 @@ class PartialCall(Call):
 
     def sent(self) -> Raw:
         """The call for the message that goes back upstream."""
-        return self._written(as_object(self.arguments) if self.kind == "function" else self.arguments)
+        return self._written(
+            as_object(self.arguments) if self.kind == "function" else self.arguments
+        )
 
     def raw(self) -> Raw:
         """The call as the model made it."""
@@ -380,26 +431,33 @@ class PartialCall(Call):
         function = self._function | {"name": string(self.name), _TEXT[self.kind]: string(arguments)}
         members = {key: raw for key, raw in self._members.items() if not rawjson.is_null(raw)}
         start = {"id": string(self.id)} if self.id else {}
-        call = start | {"type": string(self.kind)} | members | {self.kind: Raw(rawjson.encode(function))}
+        call = (
+            start
+            | {"type": string(self.kind)}
+            | members
+            | {self.kind: Raw(rawjson.encode(function))}
+        )
         return Raw(rawjson.encode(call))
 
 
 class ToolCalls:
     """All calls of one round, told apart.
 
-    Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names
-    come in pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with
-    a new id (Ollama), or changes within a call (Cerebras), and each choice counts from 0. All of these are accepted,
-    and the client sees 0, 1, 2.
+    Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one
+    with each. Names come in pieces, repeatedly, or after the arguments (SGLang). The `index` is
+    missing (Gemini, Mistral), always 0 with a new id (Ollama), or changes within a call (Cerebras),
+    and each choice counts from 0. All of these are accepted, and the client sees 0, 1, 2.
     """
 
     def __init__(self) -> None:
         self.all: list[PartialCall] = []
-        self._known: dict[tuple[int, int] | str | None, PartialCall] = {}  # by choice and index, and by id
+        # by choice and index, and by id
+        self._known: dict[tuple[int, int] | str | None, PartialCall] = {}
 
     def take(self, delta: CallDelta) -> PartialCall:
         """Add an entry of `tool_calls` to its call, and return that."""
-        number, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
+        number = place(delta.members.get("index"))
+        id = text_of(delta.members.get("id"))
         index = None if number is None else (delta.choice, number)
         call = self._continued(index, id, text_of(delta.function.get("name")))
         if call is None:
@@ -412,7 +470,9 @@ class ToolCalls:
     def adopt(self, name: str, arguments: str) -> PartialCall:
         """Add a call that came as text."""
         self.all.append(call := PartialCall())
-        call.add(CallDelta({"function": Raw(rawjson.encode({"name": name, "arguments": arguments}))}))
+        call.add(
+            CallDelta({"function": Raw(rawjson.encode({"name": name, "arguments": arguments}))})
+        )
         return call
 
     def _continued(self, index: tuple[int, int] | None, id: str, name: str) -> PartialCall | None:
@@ -429,11 +489,12 @@ class ToolCalls:
         return None if last is None or (last.id if id else last.named) else last
 
 
-# -- a message --------------------------------------------------------------------------------------------------------
+# -- a message -------------------------------------------------------------------------------------
 
 
 class ReplyMessage:
-    """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
+    """A message built from its deltas: strings are joined, lists are extended, and other values are
+    replaced.
 
     Tool calls are kept elsewhere.
     """
@@ -449,7 +510,9 @@ class ReplyMessage:
                 self.parts[key] = _one_call(self.parts.get(key), raw)
             elif key != "tool_calls":
                 try:
-                    self.extend(key, [text_of(raw)] if rawjson.is_string(raw) else rawjson.elements(raw))
+                    self.extend(
+                        key, [text_of(raw)] if rawjson.is_string(raw) else rawjson.elements(raw)
+                    )
                 except NotJson:
                     self.parts[key] = raw
 
@@ -464,7 +527,10 @@ class ReplyMessage:
         """Return a member's text: the string, or the joined texts of its text parts."""
         known = self.parts.get(key)
         pieces = known if isinstance(known, list) else []
-        return join(piece if isinstance(piece, str) else text_of(object_of(piece).get("text")) for piece in pieces)
+        return join(
+            piece if isinstance(piece, str) else text_of(object_of(piece).get("text"))
+            for piece in pieces
+        )
 
     def cut(self, key: str, end: str, left: str) -> None:
         """Replace the end of a text, which may stand in several pieces."""
@@ -485,27 +551,42 @@ class ReplyMessage:
 
     def members(self) -> Members:
         """Return the message as the client sees it, including null and empty members."""
-        return {key: _joined(known) if isinstance(known, list) else known for key, known in self.parts.items()}
+        return {
+            key: _joined(known) if isinstance(known, list) else known
+            for key, known in self.parts.items()
+        }
 
     def history(self, calls: Sequence[Raw]) -> bytes | None:
-        """Return the message for upstream, or None if it is empty, because upstreams refuse empty messages."""
-        said = {key: raw for key, raw in self.members().items() if bytes(raw) not in _NOTHING and key != "role"}
+        """Return the message for upstream, or None if it is empty, because upstreams refuse empty
+        messages."""
+        said = {
+            key: raw
+            for key, raw in self.members().items()
+            if bytes(raw) not in _NOTHING and key != "role"
+        }
         if not said and not calls:
             return None
         message = {"role": Raw(b'"assistant"'), "content": NULL} | said
-        return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
+        return rawjson.encode(
+            message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message
+        )
 
 
 def _one_call(known: Any, piece: Raw) -> Raw:
     """Return the older API's call with one more piece of its name or its arguments."""
-    before, more = object_of(known if isinstance(known, Raw) else None), object_of(piece)
-    joined = {key: string(text_of(before[key]) + text_of(more[key])) for key in before.keys() & more.keys()}
+    before = object_of(known if isinstance(known, Raw) else None)
+    more = object_of(piece)
+    joined = {
+        key: string(text_of(before[key]) + text_of(more[key]))
+        for key in before.keys() & more.keys()
+    }
     return Raw(rawjson.encode(before | more | joined))
 
 
 def _joined(pieces: list[str | Raw]) -> Raw:
-    """Return a text, or else an array in which the streamed pieces of each block of reasoning are one, so that the
-    blocks can be sent back. A text before or after an array of parts becomes one more part."""
+    """Return a text, or else an array in which the streamed pieces of each block of reasoning are
+    one, so that the blocks can be sent back. A text before or after an array of parts becomes one
+    more part."""
     strings = [piece for piece in pieces if isinstance(piece, str)]
     if strings and len(strings) == len(pieces):
         return string(join(strings))
@@ -526,8 +607,8 @@ def _joined(pieces: list[str | Raw]) -> Raw:
 
 
 def _continues(last: Members, piece: Members) -> bool:
-    """Whether a piece belongs to the same block as the last one: they must have the same type and index (OpenRouter).
-    Without an index (LiteLLM), a thinking block ends with its signature."""
+    """Whether a piece belongs to the same block as the last one: they must have the same type and
+    index (OpenRouter). Without an index (LiteLLM), a thinking block ends with its signature."""
     if any(last.get(key) != piece.get(key) for key in ("type", "index")):
         return False
     return "index" in piece or ("thinking" in piece and not text_of(last.get("signature")))
@@ -538,8 +619,16 @@ def _merged(pieces: list[Members]) -> Members:
         return pieces[0]
     merged: Members = {}
     for piece in pieces:
-        merged |= {key: raw for key, raw in piece.items() if key not in merged or not rawjson.is_null(raw)}
-    texts = {key: join(text_of(piece.get(key)) for piece in pieces) for key in merged if key in _BLOCK_TEXTS}
+        merged |= {
+            key: raw for key, raw in piece.items() if key not in merged or not rawjson.is_null(raw)
+        }
+    texts = {
+        key: join(text_of(piece.get(key)) for piece in pieces)
+        for key in merged
+        if key in _BLOCK_TEXTS
+    }
     if rawjson.is_array(merged.get("thinking")):  # Mistral
-        merged["thinking"] = Raw(rawjson.array(part for piece in pieces for part in elements_of(piece.get("thinking"))))
+        merged["thinking"] = Raw(
+            rawjson.array(part for piece in pieces for part in elements_of(piece.get("thinking")))
+        )
     return merged | {key: string(text) for key, text in texts.items() if text}

@@ -3,12 +3,13 @@
 Everything is shown at once, except:
 - calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
 - text that may turn out to be calls of our tools, and text if the client wants JSON;
-- signed reasoning that is one value, and all that comes behind a call of our tools: only a visible round may show it.
-  Clients put a reply together member by member, so it may come at the reply's end. Behind blocks of an earlier round
-  none is shown, because clients would join them.
+- signed reasoning that is one value, and all that comes behind a call of our tools: only a visible
+  round may show it. Clients put a reply together member by member, so it may come at the reply's
+  end. Behind blocks of an earlier round none is shown, because clients would join them.
 
-All events of the client's reply have the first round's `id`, `created`, `model` and `system_fingerprint`. The role is
-sent once, a blank line separates the texts of two rounds, and the usage covers all rounds.
+All events of the client's reply have the first round's `id`, `created`, `model` and
+`system_fingerprint`. The role is sent once, a blank line separates the texts of two rounds, and the
+usage covers all rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from proxy.dialects.chat import chunks
 from proxy.dialects.chat.chunks import TEXTS, CallDelta, Chunk, PartialCall, ReplyMessage, ToolCalls
 from proxy.dialects.entries import Entry
 from proxy.dialects.refusals import is_error
-from proxy.dialects.reply import ORDINARY, Block, Call, ClientReply, Part, Round, ToolNames, check_arguments
+from proxy.dialects.reply import (
+    ORDINARY,
+    Block,
+    Call,
+    ClientReply,
+    Part,
+    Round,
+    ToolNames,
+    check_arguments,
+)
 from proxy.dialects.request import ALLOWED, RoundRequest
 from proxy.dialects.textcalls import TextCalls
 from proxy.dialects.turn import Turn
@@ -36,13 +46,15 @@ from proxy.rawjson import NULL, Members, object_of, on_one_line, string, text_of
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 STOPPED = frozenset(("length", "content_filter", "error"))
-"""Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
+"""Finish reasons after which no round follows, since the last call may be incomplete (`error`:
+OpenRouter)."""
 
 CALLED = ("tool_calls", "function_call")
 """Finish reasons with which the client has to answer calls."""
 
 CALL_SIZE = 1024
-"""Roughly the bytes that a call takes besides its members, so that endless empty calls also reach the size limit."""
+"""Roughly the bytes that a call takes besides its members, so that endless empty calls also reach
+the size limit."""
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
@@ -72,7 +84,8 @@ class ChatRoundRequest(RoundRequest):
     @property
     def asks_usage(self) -> bool:
         options = self.members.get("stream_options")
-        mistaken = not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{")  # upstream will say so
+        # upstream will say so
+        mistaken = not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{")
         return self.usage and self.streams and not self.wants_usage and not mistaken
 
     @staticmethod
@@ -113,7 +126,9 @@ class ChatRound(Round):
 
     @property
     def empty(self) -> bool:
-        return not self.theirs and not any(self.message.text(key).strip() for key in ("content", "refusal"))
+        return not self.theirs and not any(
+            self.message.text(key).strip() for key in ("content", "refusal")
+        )
 
     @property
     def _said(self) -> bool:
@@ -133,8 +148,11 @@ class ChatRound(Round):
             return self.fail(chunk, size)
         ends = self.finish or (chunk.choice is None and self._reply.hides)
         if chunk.choice is None or (ends and chunk.usage is not None and not chunk.says):
-            return self.put(chunk, self.closing if ends and chunk.usage is not None else self._loose, size)
-        self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))  # all of the reply is kept
+            return self.put(
+                chunk, self.closing if ends and chunk.usage is not None else self._loose, size
+            )
+        # all of the reply is kept
+        self.grow(sum(len(memoryview(raw)) for raw in chunk.delta.values()))
         self.message.add(chunk.delta)
         split = [*self._split_text(chunk), *self._split_calls(chunk), *self._split_older(chunk)]
         if self.names and (signed := chunks.held(chunk.delta, aloud=self.thinks_aloud)):
@@ -161,7 +179,8 @@ class ChatRound(Round):
         return self.flow()
 
     def _settle_texts(self) -> None:
-        """Take calls of ours out of the texts that end with them. Some servers send thoughts under two names."""
+        """Take calls of ours out of the texts that end with them. Some servers send thoughts under
+        two names."""
         known: dict[object, list[tuple[str, dict[str, Any]]]] = {}
         for found in self.spoken.settle(quoted=self.quotes):
             self._reply.hides = True
@@ -173,7 +192,8 @@ class ChatRound(Round):
             known[key] = found.calls
 
     def _settle_older(self) -> None:
-        """Gateways send the same call in both forms: https://github.com/langchain-ai/langchain/issues/31198"""
+        """Gateways send the same call in both forms:
+        https://github.com/langchain-ai/langchain/issues/31198"""
         older = self._older
         self._decide(older, sure=True)
         if older.ours and not any(call.ours == older.ours for call in self.blocks):
@@ -182,9 +202,13 @@ class ChatRound(Round):
             self.message.parts.pop("function_call", None)
 
     def _take_reason(self, chunk: Chunk) -> None:
-        """Take why a choice ends. Of several reasons, the client sees the one that says most, at the end."""
+        """Take why a choice ends. Of several reasons, the client sees the one that says most, at
+        the end."""
         if self.finish and self._reply.altered:
-            ranked = sorted((chunk.finish, self.finish), key=lambda one: (one not in self.ordinary, one in CALLED))
+            ranked = sorted(
+                (chunk.finish, self.finish),
+                key=lambda one: (one not in self.ordinary, one in CALLED),
+            )
             chunk.put_finish(string(ranked[-1]))
             for place, (part, block) in enumerate(self.held):
                 if block is self.closing and part.finish:
@@ -193,12 +217,15 @@ class ChatRound(Round):
         self.finish = chunk.finish
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
-        message = self.message.history([call.sent() for call in self.blocks if not call.ours or call in answered])
+        message = self.message.history(
+            [call.sent() for call in self.blocks if not call.ours or call in answered]
+        )
         return [] if message is None else [message]
 
     def release(self, *, visible: bool) -> list[Part]:
         parts = super().release(visible=visible)
-        signed, self._signed = self._signed, []
+        signed = self._signed
+        self._signed = []
         if not visible or (self._later and self._reply.shows_blocks):
             return parts
         return parts + signed
@@ -211,7 +238,11 @@ class ChatRound(Round):
                 continue
             holds = self._holds_text and key == "content"
             of = self._text if holds else self._loose
-            parts = self._split_parts(chunk, of) if rawjson.is_array(given) and key == "content" else None
+            parts = (
+                self._split_parts(chunk, of)
+                if rawjson.is_array(given) and key == "content"
+                else None
+            )
             if rawjson.is_string(given):
                 parts = self.spoken.take(key, text_of(given), of, chunk.saying(key))
             if parts is not None:
@@ -222,7 +253,8 @@ class ChatRound(Round):
         return split
 
     def _split_parts(self, chunk: Chunk, of: Block) -> list[Part] | None:
-        """Return the parts of a content with a text that may be calls of ours, each as a separate event, or None."""
+        """Return the parts of a content with a text that may be calls of ours, each as a separate
+        event, or None."""
         texts = [(part, text_of(part.get("text"))) for part in chunk.parts]
         if all(self.spoken.passes(text) for _, text in texts):
             for _, text in texts:
@@ -235,24 +267,28 @@ class ChatRound(Round):
         return split
 
     def _split_calls(self, chunk: Chunk) -> list[Part]:
-        """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
-        nothing but calls of the client's stays whole."""
+        """Split off the calls, each as a separate event, because some clients read only the first
+        entry. An event with nothing but calls of the client's stays whole."""
         known = len(self.blocks)
         for delta in chunk.calls:
             delta.call = self._calls.take(delta)
         self.grow(CALL_SIZE * (len(self.blocks) - known))
-        for delta in chunk.calls:  # once all entries of the event are known, of which a call may have several
+        # once all entries of the event are known, of which a call may have several
+        for delta in chunk.calls:
             self._decide(delta.call)
             if delta.call.ours != "":
                 check_arguments(delta.call.size)
         if all(delta.call.ours == "" for delta in chunk.calls):
             return []
         chunk.take(["tool_calls"])
-        deltas, chunk.calls = chunk.calls, []
+        deltas = chunk.calls
+        chunk.calls = []
         split: list[Part] = []
         for delta in deltas:
             if delta.call.shown is not False:
-                part = chunk.part({"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))})
+                part = chunk.part(
+                    {"tool_calls": Raw(rawjson.array([rawjson.encode(delta.members)]))}
+                )
                 part.calls = [delta]
                 split.append((part, delta.call))
         return split
@@ -271,7 +307,8 @@ class ChatRound(Round):
         return [] if older.shown is False else [(part, older)]
 
     def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
-        """Decide whose call it is, once its name is complete (`sure`) or cannot become one of ours."""
+        """Decide whose call it is, once its name is complete (`sure`) or cannot become one of
+        ours."""
         if call.ours is not None or not (sure or call.named or self.names.excludes(call.name)):
             return
         call.ours = self.names.recognised(call.name) if call.kind == "function" else ""
@@ -290,7 +327,8 @@ class ChatReply(ClientReply):
         super().__init__(request, ledger, streamed=streamed)
         self.message = ReplyMessage()
         self._joints: set[str] = set()  # the texts that go on in another round
-        self._early: Members = {}  # the frame, or that of the newest event before it: Azure's first one has no choice
+        # the frame, or that of the newest event before it: Azure's first one has no choice
+        self._early: Members = {}
         self._finish: Raw = NULL
         self._usage: Raw | None = None
 
@@ -308,7 +346,12 @@ class ChatReply(ClientReply):
         self._joints = {key for key in TEXTS if self.message.text(key)}
 
     def put(self, chunk: Chunk, block: Block) -> bytes:
-        if chunk.choice is None and chunk.usage is not None and self.streamed and not self._request.wants_usage:
+        if (
+            chunk.choice is None
+            and chunk.usage is not None
+            and self.streamed
+            and not self._request.wants_usage
+        ):
             return b""
         if not self._frame:
             self._early = {key: chunk.members[key] for key in FRAME if key in chunk.members}
@@ -317,11 +360,18 @@ class ChatReply(ClientReply):
             self._join(chunk)
         if chunk.calls:
             self._number(chunk)
-        used = chunk.choice is None or chunk.finish or chunk.says or chunk.usage is not None or "role" in chunk.delta
+        used = (
+            chunk.choice is None
+            or chunk.finish
+            or chunk.says
+            or chunk.usage is not None
+            or "role" in chunk.delta
+        )
         if chunk.raw is None and not used:
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
-        self.begun, self.seen = "role" in self.message.parts, self.seen or chunk.says
+        self.begun = "role" in self.message.parts
+        self.seen = self.seen or chunk.says
         self.answers |= chunk.says_beside(chunks.THOUGHTS)
         self.ended |= bool(chunk.finish)
         if self.streamed:
@@ -362,11 +412,12 @@ class ChatReply(ClientReply):
             chunk.put_finish(string(reason))
 
     def _number(self, chunk: Chunk) -> None:
-        """Give the calls of an event the numbers that the client sees; in whole replies they have none. Where no tool
-        is ours, nothing is touched."""
+        """Give the calls of an event the numbers that the client sees; in whole replies they have
+        none. Where no tool is ours, nothing is touched."""
         entries: list[Members] = []
         for delta in chunk.calls:
-            entry, call = delta.members, delta.call
+            entry = delta.members
+            call = delta.call
             if call.place is None:
                 self._adopt(call)
                 entry = entry | call.lent
@@ -375,13 +426,17 @@ class ChatReply(ClientReply):
                 entry = number | entry | number
             entries.append(entry)
         if entries != [delta.members for delta in chunk.calls]:
-            chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
+            chunk.put_delta(
+                chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))}
+            )
 
     def assembled(self) -> bytes:
         reply = rawjson.members(self.body)
         choice = rawjson.members(rawjson.elements(reply["choices"])[0])
         calls = [rawjson.encode(rawjson.members(call.raw()) | call.lent) for call in self.blocks]
-        message = self.message.members() | ({"tool_calls": Raw(rawjson.array(calls))} if calls else {})
+        message = self.message.members() | (
+            {"tool_calls": Raw(rawjson.array(calls))} if calls else {}
+        )
         choice |= {"message": Raw(rawjson.encode(message)), "finish_reason": self._finish}
         spent = {} if self._usage is None else {"usage": self._usage}
         choices = Raw(rawjson.array([rawjson.encode(choice)]))
@@ -396,7 +451,9 @@ class ChatTurn(Turn):
     read = staticmethod(chunks.parse)
     events_of = staticmethod(chunks.as_events)
     last_event = sse.encode(sse.DONE)
-    read_places = frozenset((".choices[].delta.tool_calls[].function", ".choices[].delta.function_call"))
+    read_places = frozenset(
+        (".choices[].delta.tool_calls[].function", ".choices[].delta.function_call")
+    )
     _round: ChatRound
     _shown: ChatReply
     _quick = False  # whether an event with text only has to be noted and nothing else
@@ -404,12 +461,18 @@ class ChatTurn(Turn):
     @staticmethod
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
         members = on_one_line(said)
-        return sse.encode(fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members))
+        return sse.encode(
+            fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members)
+        )
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         quick = self._quick and not self._shown.hides and self.state is State.READING
         delta = chunks.plain_delta(event.data) if quick and event.data is not None else None
-        spoken = self._round.spoken if delta and not self._round.names.mentioned(event.data or b"") else None
+        spoken = (
+            self._round.spoken
+            if delta and not self._round.names.mentioned(event.data or b"")
+            else None
+        )
         if delta and spoken and all(spoken.passes(text) for text in delta.values() if text):
             for key, text in delta.items():
                 if text and key in TEXTS:
@@ -427,5 +490,7 @@ class ChatTurn(Turn):
         return out
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
-        failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
+        failed = (
+            parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
+        )
         return None if parsed.says or not failed else data

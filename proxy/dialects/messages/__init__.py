@@ -27,13 +27,16 @@ VERTEX = rb"(?:/v1)?/projects/[^/]+/locations/[^/]+/publishers/anthropic/models/
 """The beginning of Vertex's paths. They name the model, which the body does not."""
 
 DEFAULT_LIMIT = 8_192
-"""Tokens of a summary whose length is not limited: this API insists on a limit, and every model takes this one."""
+"""Tokens of a summary whose length is not limited: this API insists on a limit, and every model
+takes this one."""
 FINISHED = ("end_turn", "stop_sequence")
 
-WHOLE, MANAGED = "compaction", "context_management"
-"""How a client asks for compaction: of the whole history, or by edits. It gets a block `compaction` with the snapshot,
-whose `signature` is our reference, and sends it back in the place of its history. Upstream then gets the snapshot as
-the user's text. Blocks of upstream's own are left alone."""
+WHOLE = "compaction"
+MANAGED = "context_management"
+"""How a client asks for compaction: of the whole history, or by edits. It gets a block `compaction`
+with the snapshot, whose `signature` is our reference, and sends it back in the place of its
+history. Upstream then gets the snapshot as the user's text. Blocks of upstream's own are left
+alone."""
 
 
 class MessagesDialect(Dialect):
@@ -49,7 +52,13 @@ class MessagesDialect(Dialect):
     """Vertex's paths, those that count tokens among them."""
     own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
-    signs = (b'"system":', b'"stop_sequences":', b'"input_schema":', b'"tool_use_id":', b'"anthropic_version":')
+    signs = (
+        b'"system":',
+        b'"stop_sequences":',
+        b'"input_schema":',
+        b'"tool_use_id":',
+        b'"anthropic_version":',
+    )
     """What a body has, and one of chat, which has messages as well, has not."""
     who = ("metadata", "anthropic_version")
     how = ("cache_control", "service_tier", "thinking", "context_management")
@@ -70,16 +79,18 @@ class MessagesDialect(Dialect):
     counting: Dialect
     """The one of requests that only ask how many tokens they have."""
 
-    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-        """It goes to the system prompt's end, or in front of everything said. The prompt's own blocks and breakpoints
-        stay in front of it, so that upstream's cache still has them."""
+    def with_snapshot(
+        self, entries: list[Entry], leading: int, block: str, role: SnapshotRole
+    ) -> list[Entry]:
+        """It goes to the system prompt's end, or in front of everything said. The prompt's own
+        blocks and breakpoints stay in front of it, so that upstream's cache still has them."""
         if role is SnapshotRole.USER:
             return super().with_snapshot(entries, leading, block, role)
         return [rawjson.encode(block), *entries]
 
     def joined(self, entries: list[Entry]) -> list[Entry]:
-        """Anthropic takes them in a row, but other servers of this API fill them into chat templates that refuse
-        that."""
+        """Anthropic takes them in a row, but other servers of this API fill them into chat
+        templates that refuse that."""
         made: list[Entry] = []
         run: list[Raw] = []
         for entry in entries:
@@ -94,7 +105,11 @@ class MessagesDialect(Dialect):
 
     def followed(self, entries: list[Entry], task: Entry) -> list[Entry]:
         """The task goes on with the last blocks, if they are a part of the user's message."""
-        if entries and not request.is_text(entries[-1]) and request.parts_of(entries[-1])[0] is None:
+        if (
+            entries
+            and not request.is_text(entries[-1])
+            and request.parts_of(entries[-1])[0] is None
+        ):
             return [*entries, b",".join(request.blocks_in(task) or [])]
         return super().followed(entries, task)
 
@@ -112,7 +127,10 @@ class MessagesDialect(Dialect):
     # -- compaction that a client asks for --
 
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
-        if request.obstacle == WHOLE and text_of(object_of(request.members[WHOLE]).get("type")) != "summarize":
+        if (
+            request.obstacle == WHOLE
+            and text_of(object_of(request.members[WHOLE]).get("type")) != "summarize"
+        ):
             return None  # what no API had when this was written
         return {WHOLE: Compacting.WHOLE, MANAGED: Compacting.MANAGED}.get(request.obstacle)
 
@@ -121,14 +139,21 @@ class MessagesDialect(Dialect):
 
     def uncompacted(self, request: Request) -> bytes:
         """Edits that clear thinking stay."""
-        members = {name: raw for name, raw in request.members.items() if name not in (WHOLE, MANAGED)}
+        members = {
+            name: raw for name, raw in request.members.items() if name not in (WHOLE, MANAGED)
+        }
         if kept := thinking_edits(request.members):
             members[MANAGED] = Raw(rawjson.encode({"edits": kept}))
         return rawjson.encode(members)
 
     def references(self, request: Request) -> list[str]:
         messages = elements_of(request.members.get("messages"))
-        return [found for message in messages for block in _marked_blocks(message) if (found := _reference(block))]
+        return [
+            found
+            for message in messages
+            for block in _marked_blocks(message)
+            if (found := _reference(block))
+        ]
 
     def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
         messages = elements_of(request.members.get("messages"))
@@ -136,16 +161,31 @@ class MessagesDialect(Dialect):
         return rawjson.encode(request.members | {"messages": Raw(rawjson.array(made))})
 
     def compaction_reply(
-        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+        self,
+        path: bytes,
+        request: Request,
+        text: str,
+        digest: str,
+        tokens: tuple[int, int],
+        now: int,
     ) -> bytes:
         """The reply is a message, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:24]
         block = {"type": WHOLE, "content": text, "signature": reference(digest)}
-        made: dict[str, Any] = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": request.model}
+        made: dict[str, Any] = {
+            "id": f"msg_{id}",
+            "type": "message",
+            "role": "assistant",
+            "model": request.model,
+        }
         made |= {"content": [block], "stop_reason": WHOLE, "stop_sequence": None}
         made |= {"usage": dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))}
         whole = rawjson.encode(made)
-        return b"".join(event.encoded({}) for event in as_events(rawjson.members(whole))) if request.stream else whole
+        return (
+            b"".join(event.encoded({}) for event in as_events(rawjson.members(whole)))
+            if request.stream
+            else whole
+        )
 
 
 def _marked_blocks(message: Raw) -> Sequence[Raw]:
@@ -156,7 +196,9 @@ def _marked_blocks(message: Raw) -> Sequence[Raw]:
 def _reference(block: Raw) -> str:
     """Return the digest in our reference, if this is a block that has one."""
     members = object_of(block)
-    return referred(text_of(members.get("signature"))) if text_of(members.get("type")) == WHOLE else ""
+    return (
+        referred(text_of(members.get("signature"))) if text_of(members.get("type")) == WHOLE else ""
+    )
 
 
 def _restored(message: Raw, texts: Mapping[str, str]) -> Iterator[Entry]:

@@ -1,4 +1,5 @@
-"""An entry of the Messages API: what is in it, and how it is rewritten without changing any other byte."""
+"""An entry of the Messages API: what is in it, and how it is rewritten without changing any other
+byte."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ from proxy.rawjson import EMPTY, NULL, Members, NotJson, elements_of, object_of,
 THINKING = ("thinking", "redacted_thinking")
 MEDIA = frozenset(("image", "document"))
 """Blocks with a file's bytes or a reference to them, which results may hold."""
-FETCHED, UPLOAD = "web_fetch_tool_result", "container_upload"
+FETCHED = "web_fetch_tool_result"
+UPLOAD = "container_upload"
 
 CARRIERS = ("text", RESULT, *MEDIA, UPLOAD)
 """The blocks of a client that can carry a cache breakpoint."""
@@ -40,7 +42,7 @@ Parts = tuple[Members | None, Sequence[Raw | Members]]
 """A message's members and nothing, or nothing and the blocks."""
 
 
-# -- what is in an entry ----------------------------------------------------------------------------------------------
+# -- what is in an entry ---------------------------------------------------------------------------
 
 
 def opened(entry: Entry) -> tuple[Role, Parts]:
@@ -50,8 +52,9 @@ def opened(entry: Entry) -> tuple[Role, Parts]:
 
 
 def contents(role: Role, parts: Parts) -> Contents:
-    """Of a message with a result, or of one that says more than text, nothing can move. What a client's reminders say
-    has tokens and no meaning, because many a client sends each of them only once."""
+    """Of a message with a result, or of one that says more than text, nothing can move. What a
+    client's reminders say has tokens and no meaning, because many a client sends each of them only
+    once."""
     message, _ = parts
     if message is not None and role is Role.TOOL:
         raise NotJson("unknown role")
@@ -59,7 +62,8 @@ def contents(role: Role, parts: Parts) -> Contents:
     client = role is not Role.ASSISTANT
     result = next((block for block in blocks if _type(block) == RESULT), None) if client else None
     if role is Role.SYSTEM and message is not None and message.keys() - FRAME:
-        role = Role.SEALED  # how upstream thinks from here on; Claude Code describes its environment in one
+        # how upstream thinks from here on; Claude Code describes its environment in one
+        role = Role.SEALED
     found = Contents(role if result is None else Role.TOOL)
     inner = [] if result is None else list(_content(result.get("content")))
     if result is not None and message is None:
@@ -72,13 +76,24 @@ def contents(role: Role, parts: Parts) -> Contents:
             for number, part in enumerate(inner):
                 _add(found, None if one else number, part, client=client, moves=whole, said=True)
         else:
-            one, moves = message is not None and rawjson.is_string(message.get("content")), whole and result is None
-            _add(found, None if one else place, block, client=client, moves=moves, said=result is None)
+            one = message is not None and rawjson.is_string(message.get("content"))
+            moves = whole and result is None
+            _add(
+                found,
+                None if one else place,
+                block,
+                client=client,
+                moves=moves,
+                said=result is None,
+            )
     return found
 
 
-def _add(found: Contents, place: int | None, block: Members, *, client: bool, moves: bool, said: bool) -> None:
-    kind, part = _type(block), medium(block)
+def _add(
+    found: Contents, place: int | None, block: Members, *, client: bool, moves: bool, said: bool
+) -> None:
+    kind = _type(block)
+    part = medium(block)
     if kind == "text":
         if rawjson.is_string(block.get("text")):
             text = rawjson.text(block["text"])
@@ -101,13 +116,16 @@ def _add(found: Contents, place: int | None, block: Members, *, client: bool, mo
             found.opaque += opaque(block.values())
     else:
         if kind == FETCHED:
-            rest = {key: raw for key, raw in object_of(block["content"]).items() if key != "content"}
+            rest = {
+                key: raw for key, raw in object_of(block["content"]).items() if key != "content"
+            }
             found.other(block | {"content": Raw(rawjson.encode(rest))})
         found.medium(place or 0, part, moves=moves)
 
 
 def medium(block: Members) -> bytes | None:
-    """Return a block as an image or a file that a result may hold, or the one in it; None for other blocks."""
+    """Return a block as an image or a file that a result may hold, or the one in it; None for other
+    blocks."""
     if _type(block) == FETCHED:
         return medium(object_of(object_of(block.get("content")).get("content")))
     if _type(block) not in MEDIA or text_of(object_of(block.get("source")).get("type")) == "text":
@@ -120,12 +138,15 @@ def unknown(found: Contents, parts: Parts, harmless: Harmless) -> str:
     blocks = _blocks(parts)
     if message is not None:
         others = sorted(message.keys() - FRAME)
-        foreign = next((f"{MESSAGE}.{key}" for key in others if f"{MESSAGE}.{key}" not in harmless), "")
+        foreign = next(
+            (f"{MESSAGE}.{key}" for key in others if f"{MESSAGE}.{key}" not in harmless), ""
+        )
         if foreign and found.role is not Role.SEALED:
             return foreign
         if found.role is Role.TOOL:
             return foreign or "results, which a message with other members holds together"
-        if found.role is Role.ASSISTANT:  # no call of upstream's own tools may go on in the next reply
+        # no call of upstream's own tools may go on in the next reply
+        if found.role is Role.ASSISTANT:
             served = [one for one in blocks if _type(one) in ("server_tool_use", "mcp_tool_use")]
             answers = {text_of(one.get("tool_use_id")) for one in blocks if "tool_use_id" in one}
             if {text_of(one.get("id")) for one in served} != answers:
@@ -145,7 +166,8 @@ def _unknown(block: Members, harmless: Harmless) -> str:
 
 
 def _cited(block: Members) -> bool:
-    """Whether replies cite this source by its number among all of the request, which must not change."""
+    """Whether replies cite this source by its number among all of the request, which must not
+    change."""
     return bytes(object_of(block.get("citations")).get("enabled", NULL)) == b"true"
 
 
@@ -172,7 +194,9 @@ def _content(content: Raw | None) -> Iterator[Members]:
 
 def call_of(block: Members) -> ToolCall:
     given = block.get("input")
-    arguments = "{}" if given is None or rawjson.is_null(given) else bytes(given).decode("utf-8", "replace")
+    arguments = (
+        "{}" if given is None or rawjson.is_null(given) else bytes(given).decode("utf-8", "replace")
+    )
     return ToolCall(text_of(block.get("id")), text_of(block.get("name")), arguments)
 
 
@@ -180,7 +204,9 @@ def calling(calls: Sequence[ToolCall]) -> Entry:
     """Return a reply with these calls. Upstream takes no arguments but an object."""
     made = []
     for call in calls:
-        given = Raw(call.arguments.encode("utf-8", "replace")) if is_object(call.arguments) else EMPTY
+        given = (
+            Raw(call.arguments.encode("utf-8", "replace")) if is_object(call.arguments) else EMPTY
+        )
         made.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
     return rawjson.encode({"role": "assistant", "content": made})
 
@@ -191,39 +217,55 @@ def spoken(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
     return "".join(found.said), found.calls
 
 
-# -- another content ---------------------------------------------------------------------------------------------------
+# -- another content -------------------------------------------------------------------------------
 
 
 def content(entry: Entry, result: bool) -> tuple[Raw | None, Callable[[Raw], bytes]]:
     message, blocks = parts_of(entry)
     if message is not None:
-        return message.get("content"), lambda content: rawjson.encode(message | {"content": content})
+        return message.get("content"), lambda content: rawjson.encode(
+            message | {"content": content}
+        )
     found = list(map(rawjson.members, blocks))
-    place = next((place for place, block in enumerate(found) if result and _type(block) == RESULT), None)
+    place = next(
+        (place for place, block in enumerate(found) if result and _type(block) == RESULT), None
+    )
     if place is None:
         return Raw(rawjson.array(blocks)), lambda content: bytes(content)[1:-1]
 
     def put(content: Raw) -> bytes:
-        return b",".join([*blocks[:place], rawjson.encode(found[place] | {"content": content}), *blocks[place + 1 :]])
+        return b",".join(
+            [
+                *blocks[:place],
+                rawjson.encode(found[place] | {"content": content}),
+                *blocks[place + 1 :],
+            ]
+        )
 
     return found[place].get("content"), put
 
 
 def result(id: str, text: str, part: str = "") -> bytes:
     """Return the result of a call, with an image or a file behind its text."""
-    content = [{"type": "text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
+    content = (
+        [{"type": "text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
+    )
     return rawjson.encode({"type": RESULT, "tool_use_id": id, "content": content})
 
 
-# -- several entries ---------------------------------------------------------------------------------------------------
+# -- several entries -------------------------------------------------------------------------------
 
 
 def said_by_user(entry: Entry) -> list[Raw] | None:
-    """Return the blocks of what the user said; None for anything else, also for results, which wait for the others of
-    their message."""
+    """Return the blocks of what the user said; None for anything else, also for results, which wait
+    for the others of their message."""
     if is_text(entry):
         return None
     message, found = parts_of(entry)
     if message is None:
         return None if any(_type(rawjson.members(raw)) == RESULT for raw in found) else found
-    return blocks_in(entry) if text_of(message.get("role")) == "user" and message.keys() <= FRAME else None
+    return (
+        blocks_in(entry)
+        if text_of(message.get("role")) == "user" and message.keys() <= FRAME
+        else None
+    )

@@ -1,10 +1,10 @@
 """Reads the replies of the Messages API, and makes one of all rounds for the client.
 
-Everything is shown at once, thinking included, except calls of our tools, what of a text may be such calls, and text if
-the client wants JSON.
+Everything is shown at once, thinking included, except calls of our tools, what of a text may be
+such calls, and text if the client wants JSON.
 
-The client's reply has the first round's id, one beginning and one end. The blocks' numbers count on over all rounds.
-The end says why the last round stopped, and its usage covers all rounds.
+The client's reply has the first round's id, one beginning and one end. The blocks' numbers count on
+over all rounds. The end says why the last round stopped, and its usage covers all rounds.
 """
 
 from __future__ import annotations
@@ -39,21 +39,39 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import merged
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
-from proxy.rawjson import EMPTY, NULL, Members, elements_of, join, object_of, on_one_line, place, string, text_of
+from proxy.rawjson import (
+    EMPTY,
+    NULL,
+    Members,
+    elements_of,
+    join,
+    object_of,
+    on_one_line,
+    place,
+    string,
+    text_of,
+)
 
-START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
-BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
+START = "content_block_start"
+DELTA = "content_block_delta"
+STOP = "content_block_stop"
+BEGIN = "message_start"
+CLOSING = "message_delta"
+END = "message_stop"
 
 CALLED = "tool_use"
 """The type of a call that the client answers, and the reason why a reply with such a call stops."""
 FALLBACK = "fallback"
-"""The type of a block behind which another model goes on. No call before the last such block is to be answered, and
-none may be sent back.
+"""The type of a block behind which another model goes on. No call before the last such block is to
+be answered, and none may be sent back.
 
 https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback
 """
-UNFINISHED = frozenset(("max_tokens", "model_context_window_exceeded", "refusal", "pause_turn", "compaction"))
-"""Reasons for which a reply stops before the model is done. The client goes on from there, or gives up."""
+UNFINISHED = frozenset(
+    ("max_tokens", "model_context_window_exceeded", "refusal", "pause_turn", "compaction")
+)
+"""Reasons for which a reply stops before the model is done. The client goes on from there, or gives
+up."""
 FRAME = ("id", "model")
 """Members of the reply that are those of its first round."""
 NOT_STOPPED: Members = {"stop_reason": NULL, "stop_sequence": NULL}
@@ -83,7 +101,9 @@ class ReplyBlock(Call):
         super().__init__()
         self.members = object_of(raw)
         self.type = text_of(self.members.get("type"))
-        self.ours = names.recognised(text_of(self.members.get("name"))) if self.type == CALLED else ""
+        self.ours = (
+            names.recognised(text_of(self.members.get("name"))) if self.type == CALLED else ""
+        )
         self.ended = self.void = False
         self.size = 0  # the characters that came in events
         self._pieces: defaultdict[str, list[str]] = defaultdict(list)
@@ -92,7 +112,10 @@ class ReplyBlock(Call):
     @classmethod
     def called(cls, name: str, arguments: str) -> Self:
         """Return a call of one of our tools that was written in a text."""
-        made = cls(Raw(rawjson.encode({"type": CALLED, "id": "", "name": name, "input": EMPTY})), ToolNames((name,)))
+        made = cls(
+            Raw(rawjson.encode({"type": CALLED, "id": "", "name": name, "input": EMPTY})),
+            ToolNames((name,)),
+        )
         made.ended = True
         made._pieces["partial_json"].append(arguments)
         made.shown = False
@@ -105,7 +128,8 @@ class ReplyBlock(Call):
         self._pieces[key] = [written.removesuffix(end) + left]
 
     def grow(self, delta: Raw) -> None:
-        """Add what an event brings. Texts of whatever name go on; a citation joins those before it."""
+        """Add what an event brings. Texts of whatever name go on; a citation joins those before
+        it."""
         for key, raw in object_of(delta).items():
             if key == "citation":
                 self._cited.append(raw)
@@ -121,15 +145,24 @@ class ReplyBlock(Call):
     def arguments(self) -> str:
         """A call's arguments as the model wrote them."""
         given = self.members.get("input", EMPTY)
-        return join(self._pieces["partial_json"]) or text_of(given) or bytes(given).decode("utf-8", "replace")
+        return (
+            join(self._pieces["partial_json"])
+            or text_of(given)
+            or bytes(given).decode("utf-8", "replace")
+        )
 
     @property
     def whole(self) -> bool:
-        """Whether this call is complete: upstream ends a block even if the model was stopped within it."""
+        """Whether this call is complete: upstream ends a block even if the model was stopped within
+        it."""
         return self.ended and is_object(self.arguments)
 
     def call(self) -> ToolCall:
-        return ToolCall(text_of(self.members.get("id")), self.ours or text_of(self.members.get("name")), self.arguments)
+        return ToolCall(
+            text_of(self.members.get("id")),
+            self.ours or text_of(self.members.get("name")),
+            self.arguments,
+        )
 
     def identify(self, id: str) -> None:
         self.members["id"] = string(id)
@@ -138,7 +171,8 @@ class ReplyBlock(Call):
         return result(text_of(self.members.get("id")), text, part)
 
     def final(self) -> Members:
-        """Return the complete block as it goes back upstream: a call of our tools has the tool's own name."""
+        """Return the complete block as it goes back upstream: a call of our tools has the tool's
+        own name."""
         made = dict(self.members)
         for key, pieces in self._pieces.items():
             if key != "partial_json":
@@ -178,7 +212,9 @@ class MessagesRound(Round):
     """Upstream's token for the request if the model refused it."""
     _fallback = 0  # the place of the last block behind which another model goes on
 
-    def __init__(self, request: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
+    def __init__(
+        self, request: MessagesRoundRequest, names: ToolNames, reply: MessageReply
+    ) -> None:
         super().__init__(request, names, reply)
         self.spoken = TextCalls(names)
         self._usage: Members = {}
@@ -190,10 +226,13 @@ class MessagesRound(Round):
 
     @property
     def empty(self) -> bool:
-        return not any(block.says for block in self.blocks if not block.ours and block.type not in THINKING)
+        return not any(
+            block.says for block in self.blocks if not block.ours and block.type not in THINKING
+        )
 
     def read(self, event: ReplyEvent) -> list[Part]:
-        head, size = event.head, len(event.raw)
+        head = event.head
+        size = len(event.raw)
         if event.type == BEGIN:
             message = object_of(head.message)
             self.container = message.get("container", NULL)
@@ -235,7 +274,9 @@ class MessagesRound(Round):
             check_arguments(block.size)
         return self.put(event, block, size)
 
-    def _say(self, event: ReplyEvent, block: ReplyBlock, key: str, piece: str, size: int) -> list[Part]:
+    def _say(
+        self, event: ReplyEvent, block: ReplyBlock, key: str, piece: str, size: int
+    ) -> list[Part]:
         """Take a piece of a text; what may be a call of ours is held."""
         index = place(event.head.index)
         made = partial(_piece, 0 if index is None else index, key)
@@ -263,7 +304,8 @@ class MessagesRound(Round):
         self.usage = Raw(rawjson.encode(self._usage))
 
     def _begun(self, event: ReplyEvent, index: int | None) -> list[Part]:
-        """Take a block's beginning. One of a text waits for its first words; some gateways send these with it."""
+        """Take a block's beginning. One of a text waits for its first words; some gateways send
+        these with it."""
         size = len(event.raw)
         block = self._by_index[index] = ReplyBlock(event.head.content_block, self.names)
         if block.type == FALLBACK:
@@ -276,8 +318,16 @@ class MessagesRound(Round):
         piece = text_of(block.members.get(key)) if key else ""
         if not (self.names and piece):
             return self.put(event, block, size)
-        empty = {"content_block": Raw(rawjson.encode(object_of(event.head.content_block) | {key: string("")}))}
-        parts = self.put(ReplyEvent(rawjson.encode(rawjson.members(event.data) | empty), name=event.name), block, size)
+        empty = {
+            "content_block": Raw(
+                rawjson.encode(object_of(event.head.content_block) | {key: string("")})
+            )
+        }
+        parts = self.put(
+            ReplyEvent(rawjson.encode(rawjson.members(event.data) | empty), name=event.name),
+            block,
+            size,
+        )
         return parts + self._say(event, block, key, piece, size)
 
     def settle(self) -> list[Part]:
@@ -290,7 +340,9 @@ class MessagesRound(Round):
             text.cut(_SPOKEN[text.type], found.end, found.left)
             if text.shown is None and not text.says:
                 self.decide(text, shown=False)
-            calls = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls]
+            calls = [
+                (name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls
+            ]
             self.blocks += [ReplyBlock.called(*call) for call in calls]
         for one in self.blocks:
             if one.type == "text":
@@ -329,17 +381,23 @@ class MessageReply(ClientReply):
                 changed["index"] = Raw(b"%d" % (block.place or 0))
         elif event.type == BEGIN:
             message = object_of(event.head.message)
-            self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
+            self.begun = True
+            self._frame = {key: message[key] for key in FRAME if key in message}
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
-            end, usage = changed.get("delta", event.head.delta), changed.get("usage", event.head.usage)
-            self.ended, self._end = True, object_of(end) | {"usage": usage}
+            end = changed.get("delta", event.head.delta)
+            usage = changed.get("usage", event.head.usage)
+            self.ended = True
+            self._end = object_of(end) | {"usage": usage}
         return event.encoded(changed) if self.streamed else b""
 
     def _closing(self, event: ReplyEvent) -> Members:
         """Return the members of the last event but one that are not the last round's."""
-        ended, other = object_of(event.head.delta), Members()
-        if text_of(ended.get("stop_reason")) == CALLED and not any(block.type == CALLED for block in self.blocks):
+        ended = object_of(event.head.delta)
+        other = Members()
+        if text_of(ended.get("stop_reason")) == CALLED and not any(
+            block.type == CALLED for block in self.blocks
+        ):
             other["stop_reason"] = string("end_turn")
         if not rawjson.is_null(self._container) and rawjson.is_null(ended.get("container")):
             other["container"] = self._container
@@ -354,8 +412,8 @@ class MessageReply(ClientReply):
         return event.type != "ping"
 
     def heartbeat(self) -> bytes:
-        """Return the last event but one of a reply, with no reason to stop. It may come at any place, also in a block;
-        the SDKs replace what it says by what the last such event says."""
+        """Return the last event but one of a reply, with no reason to stop. It may come at any
+        place, also in a block; the SDKs replace what it says by what the last such event says."""
         if not self.begun:
             return b""
         return ReplyEvent.made(CLOSING, delta=NOT_STOPPED, usage={"output_tokens": 0}).encoded({})
@@ -363,7 +421,11 @@ class MessageReply(ClientReply):
     def assembled(self) -> bytes:
         last = object_of(Raw(self.body))
         content = Raw(rawjson.array(rawjson.encode(block.final()) for block in self.blocks))
-        ended = {key: value for key, value in (self._end or {}).items() if key in last or value is not NULL}
+        ended = {
+            key: value
+            for key, value in (self._end or {}).items()
+            if key in last or value is not NULL
+        }
         return rawjson.encode(last | self._frame | {"content": content} | ended)
 
 
@@ -372,7 +434,8 @@ _GROWING = {
     "thinking": {"thinking": "thinking_delta", "signature": "signature_delta"},
     "compaction": {"content": "compaction_delta"},
 }
-"""Texts of blocks that are announced empty and come in events of their own, with the types of these."""
+"""Texts of blocks that are announced empty and come in events of their own, with the types of
+these."""
 
 
 def as_events(members: Members) -> Iterator[ReplyEvent]:
@@ -380,10 +443,16 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     begun = members | {"content": Raw(b"[]")} | NOT_STOPPED
     yield ReplyEvent.made(BEGIN, message=begun)
     for index, block in enumerate(map(object_of, rawjson.elements(members["content"]))):
-        start, deltas = dict(block), list[Members]()
+        start = dict(block)
+        deltas = list[Members]()
         if text_of(block.get("type")).endswith(CALLED):
             start["input"] = EMPTY
-            deltas.append({"type": string("input_json_delta"), "partial_json": string(call_of(block).arguments)})
+            deltas.append(
+                {
+                    "type": string("input_json_delta"),
+                    "partial_json": string(call_of(block).arguments),
+                }
+            )
         else:
             for key, type in _GROWING.get(text_of(block.get("type")), {}).items():
                 if rawjson.is_string(block.get(key)):
@@ -391,7 +460,10 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
                     deltas.append({"type": string(type), key: block[key]})
         if rawjson.is_array(block.get("citations")):
             start["citations"] = Raw(b"[]")
-            deltas += [{"type": string("citations_delta"), "citation": one} for one in elements_of(block["citations"])]
+            deltas += [
+                {"type": string("citations_delta"), "citation": one}
+                for one in elements_of(block["citations"])
+            ]
         yield ReplyEvent.made(START, index=index, content_block=start)
         for delta in deltas:
             yield ReplyEvent.made(DELTA, index=index, delta=delta)
@@ -401,7 +473,7 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     yield ReplyEvent.made(END)
 
 
-# -- errors of our own ------------------------------------------------------------------------------------------------
+# -- errors of our own -----------------------------------------------------------------------------
 
 TYPES = {
     400: "invalid_request_error",
@@ -419,7 +491,9 @@ def error_body(fault: ProxyError) -> bytes:
     """`code` is ours, as in the other APIs."""
     kind = TYPES.get(fault.status, "invalid_request_error" if fault.status < 500 else "api_error")
     code = {} if fault.code is None else {"code": fault.code}
-    return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
+    return rawjson.encode(
+        {"type": "error", "error": {"type": kind, "message": fault.message, **code}}
+    )
 
 
 class MessagesTurn(Turn):
@@ -434,7 +508,10 @@ class MessagesTurn(Turn):
     @staticmethod
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
         members = on_one_line(said)
-        return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else error_body(fault), b"error")
+        return sse.encode(
+            rawjson.encode(members) if object_of(members.get("error")) else error_body(fault),
+            b"error",
+        )
 
     @property
     def credit(self) -> str:

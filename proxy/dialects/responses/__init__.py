@@ -26,8 +26,9 @@ _KEPT = re.compile(rb".*/responses/([^/]+)")
 
 ENDPOINT = re.compile(rb".*/responses/compact")
 MANAGED = "context_management"
-"""The client gets an item `compaction` whose `encrypted_content` is our reference, and sends it back in the place of
-its history. Upstream then gets the snapshot as a user message. Items of upstream's own are left alone."""
+"""The client gets an item `compaction` whose `encrypted_content` is our reference, and sends it
+back in the place of its history. Upstream then gets the snapshot as a user message. Items of
+upstream's own are left alone."""
 
 
 class ResponsesDialect(Dialect):
@@ -41,10 +42,16 @@ class ResponsesDialect(Dialect):
     barred = request.BARRED
     defining = (b'"tool_search_output"', b'"additional_tools"')
     who = ("user", "safety_identifier")
-    how = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")
+    how = (
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "service_tier",
+        "reasoning",
+    )
     head: ClassVar[Mapping[str, Raw | None]] = {"instructions": None, "store": Raw(b"true")}
-    """Upstream keeps such a call as it keeps the client's requests, because only then it finds what entries name by an
-    id."""
+    """Upstream keeps such a call as it keeps the client's requests, because only then it finds what
+    entries name by an id."""
     system = "developer"
     carriers = ("input_text", "input_image", "input_file")
 
@@ -67,23 +74,31 @@ class ResponsesDialect(Dialect):
         gone: set[str] = set()
         for hidden in rounds:
             calls = {*map(self.answered, (*hidden.before, *hidden.after))} - {""}
-            made = [*hidden.before, *(() if hidden.instead is None else self.written(hidden.instead))]
+            made = [
+                *hidden.before,
+                *(() if hidden.instead is None else self.written(hidden.instead)),
+            ]
             gone |= items.thinking_before(calls, made)
         left = items.without_thinking(visible, gone)
         return rawjson.array(left) if len(left) < len(items_of(visible)) else None
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
-        """An item of a type that nobody knows yet is a call like any other, also if it stands alone."""
+        """An item of a type that nobody knows yet is a call like any other, also if it stands
+        alone."""
         return items.spoken(items_of(entry))
 
     def kept(self, method: str, path: bytes) -> str:
-        """Return the id of the reply that a request shows or deletes where upstream keeps it; empty for others."""
+        """Return the id of the reply that a request shows or deletes where upstream keeps it; empty
+        for others."""
         found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None
         return unquote(found[1].decode("latin-1")) if found else ""
 
-    def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-        """`instructions` are not touched: they come before all entries, so an item at their beginning is just as good.
-        What upstream itself has summarised at the beginning is older than the snapshot, and precedes it."""
+    def with_snapshot(
+        self, entries: list[Entry], leading: int, block: str, role: SnapshotRole
+    ) -> list[Entry]:
+        """`instructions` are not touched: they come before all entries, so an item at their
+        beginning is just as good. What upstream itself has summarised at the beginning is older
+        than the snapshot, and precedes it."""
         while leading < len(entries) and kind(entries[leading]).type in COMPACTIONS:
             leading += 1
         return super().with_snapshot(entries, leading, block, role)
@@ -121,37 +136,75 @@ class ResponsesDialect(Dialect):
         return rawjson.encode(members)
 
     def references(self, request: Request) -> list[str]:
-        return [found for item in elements_of(request.members.get("input")) if (found := _reference(item))]
+        return [
+            found
+            for item in elements_of(request.members.get("input"))
+            if (found := _reference(item))
+        ]
 
     def restored(self, request: Request, texts: Mapping[str, str]) -> bytes:
         made: list[Entry] = []
         for item in given(request.members):
             text = texts.get(_reference(item))
-            said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+            said = {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": text}],
+            }
             made.append(item if text is None else rawjson.encode(said))
         return rawjson.encode(request.members | {"input": Raw(rawjson.array(made))})
 
     def compaction_reply(
-        self, path: bytes, request: Request, text: str, digest: str, tokens: tuple[int, int], now: int
+        self,
+        path: bytes,
+        request: Request,
+        text: str,
+        digest: str,
+        tokens: tuple[int, int],
+        now: int,
     ) -> bytes:
         """The reply is an object, or the events of one if the client streams."""
         id = hashlib.sha256(f"{now} {text}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         item = {"id": f"cmp_{id}", "type": "compaction", "encrypted_content": reference(digest)}
         before, after = tokens
-        usage: dict[str, Any] = {"input_tokens": before, "output_tokens": after, "total_tokens": before + after}
-        usage |= {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
+        usage: dict[str, Any] = {
+            "input_tokens": before,
+            "output_tokens": after,
+            "total_tokens": before + after,
+        }
+        usage |= {
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        }
         made: dict[str, Any] = {"id": f"resp_{id}", "created_at": now, "usage": usage}
         if ENDPOINT.fullmatch(path):
-            said = [item for item in given(request.members) if text_of(members_of(item).get("role")) == "user"]
+            said = [
+                item
+                for item in given(request.members)
+                if text_of(members_of(item).get("role")) == "user"
+            ]
             output = Raw(rawjson.array([*said, rawjson.encode(item)]))
             return rawjson.encode(made | {"object": "response.compaction", "output": output})
-        made |= {"object": "response", "status": "completed", "model": request.model, "output": [item], "error": None}
-        made |= {"incomplete_details": None, "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto"}
+        made |= {
+            "object": "response",
+            "status": "completed",
+            "model": request.model,
+            "output": [item],
+            "error": None,
+        }
+        made |= {
+            "incomplete_details": None,
+            "metadata": {},
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+        }
         whole = rawjson.encode(made | {"tools": []})
         if not request.stream:
             return whole
         events = enumerate(as_events(rawjson.members(whole)))
-        return b"".join(event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events)
+        return b"".join(
+            event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events
+        )
 
 
 def _reference(item: Raw) -> str:

@@ -1,4 +1,5 @@
-"""An entry of the Responses API: what is in it, and how it is rewritten without changing any other byte."""
+"""An entry of the Responses API: what is in it, and how it is rewritten without changing any other
+byte."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from proxy.plan.plan import Role, ToolCall
 from proxy.plan.turn import Addition, Complaint
 from proxy.rawjson import NULL, Members, NotJson, elements_of, object_of, string, text_of
 
-SHELL, SCREEN = "shell_call_output", "computer_call_output"
+SHELL = "shell_call_output"
+SCREEN = "computer_call_output"
 UNSAID = frozenset((FOUND, APPROVED))
 """Results without a text that could move."""
 
@@ -44,7 +46,12 @@ MEDIA = frozenset(("input_image", "input_file"))
 SCREENSHOT = "computer_screenshot"
 
 _ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
-_ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM, "assistant": Role.ASSISTANT}
+_ROLES = {
+    "user": Role.USER,
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "assistant": Role.ASSISTANT,
+}
 _ANSWERS = ("call_id", "approval_request_id", "id")
 """Members of a result with the call's id."""
 MARKED = frozenset(("message", "function_call_output", "custom_tool_call_output"))
@@ -59,7 +66,7 @@ _STREAMS = ("stdout", "stderr")
 Items = Sequence[tuple[ItemKind, Raw]]
 
 
-# -- what is in an entry ----------------------------------------------------------------------------------------------
+# -- what is in an entry ---------------------------------------------------------------------------
 
 
 def opened(entry: Entry) -> tuple[Role, Items]:
@@ -71,11 +78,14 @@ def opened(entry: Entry) -> tuple[Role, Items]:
 
 
 def contents(role: Role, items: Items) -> Contents:
-    found, alone = Contents(role), len(items) == 1
+    found = Contents(role)
+    alone = len(items) == 1
     for what, raw in items:
-        members, type = members_of(raw), what.type
+        members = members_of(raw)
+        type = what.type
         if type in COMPACTIONS:  # it stays where it is, since nobody else can summarise it
-            found.role, found.opaque = Role.SEALED, opaque([members.get("encrypted_content", NULL)])
+            found.role = Role.SEALED
+            found.opaque = opaque([members.get("encrypted_content", NULL)])
             found.others.append(bytes(members.get("encrypted_content", b"")))
             found.other(members)
         elif role is Role.TOOL:
@@ -87,7 +97,9 @@ def contents(role: Role, items: Items) -> Contents:
         elif role is not Role.ASSISTANT:
             raise NotJson(f"unknown item {type[:40]!r} of {what.role[:40]!r}")
         elif type == "reasoning":
-            texts = [text for field in ("summary", "content") for text in _texts_in(members.get(field))]
+            texts = [
+                text for field in ("summary", "content") for text in _texts_in(members.get(field))
+            ]
             found.thought("\n".join(texts))
             found.opaque += opaque([members.get("encrypted_content", NULL)])
         else:
@@ -102,7 +114,9 @@ def _add_result(found: Contents, type: str, members: Members) -> None:
     if type == SCREEN or type in UNSAID:
         found.other({key: raw for key, raw in members.items() if key != "output"})
     if type in UNSAID:
-        found.others.append(rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED}))
+        found.others.append(
+            rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED})
+        )
         found.counted.append(found.others[-1].decode("utf-8", "replace"))
     if type != SHELL:
         _add_content(found, output, moves=type != SCREEN)
@@ -118,14 +132,18 @@ def _add_result(found: Contents, type: str, members: Members) -> None:
             found.other(ended)
 
 
-def _add_content(found: Contents, content: Raw | None, *, alone: bool = True, moves: bool = True) -> None:
-    """Add a text or parts. In a reply of several items, texts have no places, and images and files are counted on."""
+def _add_content(
+    found: Contents, content: Raw | None, *, alone: bool = True, moves: bool = True
+) -> None:
+    """Add a text or parts. In a reply of several items, texts have no places, and images and files
+    are counted on."""
     client = found.role is not Role.ASSISTANT
     if rawjson.is_string(content):
         found.text(None, rawjson.text(content), moves=alone)
         return
     for place, part in enumerate(map(rawjson.members, listed(content))):
-        text, media = part.get("text"), medium(part)
+        text = part.get("text")
+        media = medium(part)
         if rawjson.is_string(text) and rawjson.is_array(content):
             found.text(place, rawjson.text(text), moves=alone)
             found.sources(part)
@@ -140,16 +158,29 @@ def _add_content(found: Contents, content: Raw | None, *, alone: bool = True, mo
 
 
 def _add_call(found: Contents, type: str, members: Members, *, alone: bool) -> None:
-    """Add a call. What upstream's own tools made of images is no part of its arguments for readers."""
-    outputs, made = listed(members.get("outputs")), list[tuple[int, bytes]]()
+    """Add a call. What upstream's own tools made of images is no part of its arguments for
+    readers."""
+    outputs = listed(members.get("outputs"))
+    made = list[tuple[int, bytes]]()
     if type == IMAGE and (bytes64 := text_of(members.get("result"))):
-        made.append((0, _image(f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{bytes64}")))
+        made.append(
+            (
+                0,
+                _image(
+                    f"data:image/{text_of(members.get('output_format')) or 'png'};base64,{bytes64}"
+                ),
+            )
+        )
     parts = map(object_of, outputs)
-    urls = [text_of(part.get("url")) if text_of(part.get("type")) == "image" else "" for part in parts]
+    urls = [
+        text_of(part.get("url")) if text_of(part.get("type")) == "image" else "" for part in parts
+    ]
     made += [(place, _image(url)) for place, url in enumerate(urls) if url]
     kept = [part for part, url in zip(outputs, urls, strict=True) if not url]
     others = {"outputs": Raw(rawjson.array(kept))} if "outputs" in members else {}
-    shown = call_of({key: raw for key, raw in members.items() if key != "result"} | others, type).arguments
+    shown = call_of(
+        {key: raw for key, raw in members.items() if key != "result"} | others, type
+    ).arguments
     found.call(call_of(members, type), answered=is_answered(type, members), shown=shown)
     for place, part in made:
         found.medium(place if alone else len(found.media), part, moves=False)
@@ -177,7 +208,9 @@ def _texts_in(content: Raw | None) -> list[str]:
 def unknown(found: Contents, items: Items, harmless: Harmless) -> str:
     if found.role is Role.SEALED:
         return ""
-    return next(filter(None, (_unknown(members_of(raw), kind, harmless) for kind, raw in items)), "")
+    return next(
+        filter(None, (_unknown(members_of(raw), kind, harmless) for kind, raw in items)), ""
+    )
 
 
 def _unknown(members: Members, kind: ItemKind, harmless: Harmless) -> str:
@@ -185,7 +218,9 @@ def _unknown(members: Members, kind: ItemKind, harmless: Harmless) -> str:
     fields = ("content", "output", "outputs", "summary")
     parts = ((listed(members.get(field)), f"{at}.{field}[]") for field in fields)
     within = (entries.unknown_in(raws, PARTS, path, harmless) for raws, path in parts)
-    return entries.unknown(members, ITEMS, kind.type, at, harmless) or next(filter(None, within), "")
+    return entries.unknown(members, ITEMS, kind.type, at, harmless) or next(
+        filter(None, within), ""
+    )
 
 
 def listed(content: Raw | None) -> list[Raw]:
@@ -200,7 +235,7 @@ def _content_of(type: str) -> str:
     return "output" if type in OUTPUTS else "content"
 
 
-# -- calls and results -------------------------------------------------------------------------------------------------
+# -- calls and results -----------------------------------------------------------------------------
 
 
 def is_answered(type: str, members: Members) -> bool:
@@ -209,12 +244,21 @@ def is_answered(type: str, members: Members) -> bool:
 
 
 def call_of(members: Members, type: str) -> ToolCall:
-    """Return a call of whatever tool. One of upstream's own tools has no id: clients do not always send it back."""
-    id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if is_answered(type, members) else ""
+    """Return a call of whatever tool. One of upstream's own tools has no id: clients do not always
+    send it back."""
+    id = (
+        (text_of(members.get("call_id")) or text_of(members.get("id")))
+        if is_answered(type, members)
+        else ""
+    )
     if type in _ARGUMENTS:
         arguments = members.get(_ARGUMENTS[type], NULL)
         return ToolCall(id, text_of(members.get("name")), arguments_of(arguments))
-    asked = {key: members[key] for key in sorted(members) if key not in _SERVED or (type, key) == (_REFERENCE, "id")}
+    asked = {
+        key: members[key]
+        for key in sorted(members)
+        if key not in _SERVED or (type, key) == (_REFERENCE, "id")
+    }
     return ToolCall(id, type, rawjson.encode(asked).decode())
 
 
@@ -222,7 +266,9 @@ def arguments_of(given: Raw) -> str:
     """Return a call's arguments. Some gateways send an object in the place of its text."""
     if rawjson.is_null(given):
         return ""
-    return rawjson.text(given) if rawjson.is_string(given) else bytes(given).decode("utf-8", "replace")
+    return (
+        rawjson.text(given) if rawjson.is_string(given) else bytes(given).decode("utf-8", "replace")
+    )
 
 
 def spoken(items: Sequence[Entry]) -> tuple[str, list[ToolCall]]:
@@ -234,22 +280,37 @@ def spoken(items: Sequence[Entry]) -> tuple[str, list[ToolCall]]:
 def calling(calls: Sequence[ToolCall]) -> Entry:
     """Return a reply with these calls of functions."""
     made = [
-        {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments} for call in calls
+        {
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+        for call in calls
     ]
     return b",".join(map(rawjson.encode, made))
 
 
 def output(call_id: str, text: str, part: str, more: Members) -> bytes:
     """Return the result of a function's call, with these members as well."""
-    said = [{"type": "input_text", "text": text}, Raw(part.encode("utf-8", "replace"))] if part else text
-    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": said, **more})
+    said = (
+        [{"type": "input_text", "text": text}, Raw(part.encode("utf-8", "replace"))]
+        if part
+        else text
+    )
+    return rawjson.encode(
+        {"type": "function_call_output", "call_id": call_id, "output": said, **more}
+    )
 
 
 def lasts(item: Raw) -> bool:
-    """Whether an item of a reply that upstream has not stored means something later: reasoning must be in the item."""
+    """Whether an item of a reply that upstream has not stored means something later: reasoning must
+    be in the item."""
     members = members_of(item)
     reasons = text_of(members.get("type")) == "reasoning"
-    return not reasons or bool(text_of(members.get("encrypted_content")) or elements_of(members.get("content")))
+    return not reasons or bool(
+        text_of(members.get("encrypted_content")) or elements_of(members.get("content"))
+    )
 
 
 LOST = "without its required following item"
@@ -257,14 +318,16 @@ LOST = "without its required following item"
 
 
 def complaint(status: int, body: bytes) -> Complaint:
-    """A call of ours is missing behind reasoning that the client has seen if the record of its round is lost."""
+    """A call of ours is missing behind reasoning that the client has seen if the record of its
+    round is lost."""
     found = refusals.complaint(status, body)
     lost = isinstance(found, Addition) and LOST in refusals.error_text(body).told
     return Addition.THINKING if lost else found
 
 
 def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
-    """Return the request without reasoning. The items of replies have no ids, by which upstream would miss it."""
+    """Return the request without reasoning. The items of replies have no ids, by which upstream
+    would miss it."""
     members = rawjson.members(Raw(body))
     sent = [(kind(raw), raw) for raw in given(members)]
     kept: list[bytes] = []
@@ -280,7 +343,8 @@ def forgiving(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
 
 def thinking_before(calls: Container[str], entries: Sequence[Entry]) -> set[str]:
     """Return what identifies the reasoning that stands directly before one of these calls."""
-    found, waiting = set[str](), set[str]()
+    found = set[str]()
+    waiting = set[str]()
     for raw in (raw for entry in entries for raw in items_of(entry)):
         members = members_of(raw)
         if thought := _thought(members):
@@ -305,20 +369,22 @@ def _thought(members: Members) -> str:
 
 
 def without_id(members: Members) -> Members:
-    """Return an item of a reply without its id, which upstream does not know. Only an answer may name it, and open
-    models' servers want one for reasoning that is in its content."""
+    """Return an item of a reply without its id, which upstream does not know. Only an answer may
+    name it, and open models' servers want one for reasoning that is in its content."""
     type = text_of(members.get("type"))
     kept = type == APPROVAL or (type == "reasoning" and elements_of(members.get("content")))
     return members if kept else {key: raw for key, raw in members.items() if key != "id"}
 
 
-# -- another content ---------------------------------------------------------------------------------------------------
+# -- another content -------------------------------------------------------------------------------
 
 
 def content(entry: Entry, result: bool) -> tuple[Raw | None, Callable[[Raw], bytes]]:
-    """Of a shell's result, the content that can be replaced has what each command wrote as parts of its own."""
+    """Of a shell's result, the content that can be replaced has what each command wrote as parts of
+    its own."""
     items = items_of(entry)
-    type, members = kind(items[0]).type, members_of(items[0])
+    type = kind(items[0]).type
+    members = members_of(items[0])
     field = _content_of(type)
     given = members.get(field)
 
@@ -327,7 +393,10 @@ def content(entry: Entry, result: bool) -> tuple[Raw | None, Callable[[Raw], byt
 
     def put_streams(content: Raw) -> bytes:
         texts = iter([rawjson.members(raw).get("text", NULL) for raw in rawjson.elements(content)])
-        made = [part | {key: text for key, text in zip(_STREAMS, texts, strict=False) if key in part} for part in parts]
+        made = [
+            part | {key: text for key, text in zip(_STREAMS, texts, strict=False) if key in part}
+            for part in parts
+        ]
         return put(Raw(rawjson.array(map(rawjson.encode, made))))
 
     if result and type == SHELL and rawjson.is_array(given):

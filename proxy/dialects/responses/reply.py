@@ -1,12 +1,14 @@
 """Reads the replies of the Responses API, and makes one of all rounds for the client.
 
-Everything is shown at once, except calls of our tools, calls without a name, which may turn out to be one of ours, what
-of a text may be such calls, text if the client wants JSON, and reasoning behind a call of our tools: it belongs to the
-item directly after it, and is shown or hidden with that. Upstream refuses reasoning without its item, so a reply of
-which the client has seen the reasoning and not the item goes back as upstream made it (`Hidden.instead`).
+Everything is shown at once, except calls of our tools, calls without a name, which may turn out to
+be one of ours, what of a text may be such calls, text if the client wants JSON, and reasoning
+behind a call of our tools: it belongs to the item directly after it, and is shown or hidden with
+that. Upstream refuses reasoning without its item, so a reply of which the client has seen the
+reasoning and not the item goes back as upstream made it (`Hidden.instead`).
 
-The client's reply has the first round's id, one beginning and one end. Sequence numbers and the places of items count
-on over all rounds. The end lists exactly the items that were shown, and its usage covers all rounds.
+The client's reply has the first round's id, one beginning and one end. Sequence numbers and the
+places of items count on over all rounds. The end lists exactly the items that were shown, and its
+usage covers all rounds.
 """
 
 from __future__ import annotations
@@ -32,22 +34,44 @@ from proxy.dialects.reply import (
     as_object,
     check_arguments,
 )
-from proxy.dialects.responses.items import arguments_of, call_of, is_answered, lasts, output, spoken, without_id
+from proxy.dialects.responses.items import (
+    arguments_of,
+    call_of,
+    is_answered,
+    lasts,
+    output,
+    spoken,
+    without_id,
+)
 from proxy.dialects.responses.request import NAMESPACE, ResponsesRoundRequest, stores
 from proxy.dialects.textcalls import TextCalls
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
 from proxy.plan.turn import Continuation, State
-from proxy.rawjson import NULL, Members, elements_of, integer, object_of, on_one_line, place, string, text_of
+from proxy.rawjson import (
+    NULL,
+    Members,
+    elements_of,
+    integer,
+    object_of,
+    on_one_line,
+    place,
+    string,
+    text_of,
+)
 
 IN_PROGRESS = "response.in_progress"
 BEGINNINGS = ("response.created", "response.queued", IN_PROGRESS)
-ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
+ENDINGS = {
+    "response.completed": "completed",
+    "response.incomplete": "incomplete",
+    "response.failed": "failed",
+}
 """The events that end a stream, and the status of the reply."""
 FINAL = frozenset((*ENDINGS.values(), "cancelled"))
-"""The statuses of a reply that has ended. Gateways end a stream with events of their own that have one:
-https://github.com/decolua/9router/issues/2142 (`response.done`)"""
+"""The statuses of a reply that has ended. Gateways end a stream with events of their own that have
+one: https://github.com/decolua/9router/issues/2142 (`response.done`)"""
 SPOKEN = {
     "response.output_text.delta": "content",
     "response.reasoning_text.delta": "content",
@@ -56,9 +80,18 @@ SPOKEN = {
 """The events with a piece of a text, and the member of the item that lists it."""
 TEXTS = ("content", "summary")
 """Members of an item that list its texts."""
-ADDED, DONE = "response.output_item.added", "response.output_item.done"
+ADDED = "response.output_item.added"
+DONE = "response.output_item.done"
 FRAME = (
-    *("id", "created_at", "model", "previous_response_id", "tool_choice", "max_output_tokens", "max_tool_calls"),
+    *(
+        "id",
+        "created_at",
+        "model",
+        "previous_response_id",
+        "tool_choice",
+        "max_output_tokens",
+        "max_tool_calls",
+    ),
     "tools",
 )
 """Members of the response that are the same at its beginning and at its end."""
@@ -67,7 +100,8 @@ ECHOED = ("caller", "agent")
 """Members of a call that its result repeats: the program or the agent that made it."""
 
 NOT_ANSWERED = "(not answered: the turn ended with this call)"
-"""The result of a call with which a turn ended, because upstream keeps the call and wants a result."""
+"""The result of a call with which a turn ended, because upstream keeps the call and wants a
+result."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -117,7 +151,13 @@ class OutputItem(Call):
     @classmethod
     def called(cls, name: str, arguments: str, before: list[OutputItem]) -> Self:
         """Return a call of one of our tools that was written in a text."""
-        members = {"type": "function_call", "call_id": "", "name": name, "arguments": arguments, "status": "completed"}
+        members = {
+            "type": "function_call",
+            "call_id": "",
+            "name": name,
+            "arguments": arguments,
+            "status": "completed",
+        }
         made = cls(Raw(rawjson.encode(members)))
         made.complete(Raw(rawjson.encode(members)))
         made.ours = name
@@ -138,7 +178,8 @@ class OutputItem(Call):
 
     def complete(self, raw: Raw) -> None:
         """Take the item as it is at its end."""
-        self.final, self.members = raw, object_of(raw)
+        self.final = raw
+        self.members = object_of(raw)
 
     def cut(self, end: str, left: str) -> None:
         """Replace the end of one of its texts."""
@@ -157,7 +198,11 @@ class OutputItem(Call):
         if rawjson.is_string(members.get("text")):
             return Raw(rawjson.encode(members | {"text": self.without(members["text"])}))
         listed = {key: elements_of(members[key]) for key in TEXTS if key in members}
-        made = {key: Raw(rawjson.array(map(self.without, parts))) for key, parts in listed.items() if parts}
+        made = {
+            key: Raw(rawjson.array(map(self.without, parts)))
+            for key, parts in listed.items()
+            if parts
+        }
         return Raw(rawjson.encode(members | made)) if made else raw
 
     @property
@@ -176,7 +221,8 @@ class OutputItem(Call):
 
     @property
     def whole(self) -> bool:
-        """Whether this call is complete: an item that upstream stopped within says so, or has no end."""
+        """Whether this call is complete: an item that upstream stopped within says so, or has no
+        end."""
         return self.final is not None and text_of(self.members.get("status")) in ("", "completed")
 
     def call(self) -> ToolCall:
@@ -187,18 +233,26 @@ class OutputItem(Call):
         self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
 
     def written(self) -> Raw | None:
-        """Return the complete item as it goes back upstream: a call of our tools has the tool's own name."""
+        """Return the complete item as it goes back upstream: a call of our tools has the tool's own
+        name."""
         made = self._with_our_name()
         if self.type == "function_call":
             arguments = as_object(arguments_of(made.get("arguments", NULL)))
             made = made | {"arguments": string(arguments)}
             if arguments == text_of(self.members.get("arguments")):
                 made["arguments"] = self.members["arguments"]  # with upstream's escapes
-        return self.final if self.final is None or made == self.members else Raw(rawjson.encode(made))
+        return (
+            self.final if self.final is None or made == self.members else Raw(rawjson.encode(made))
+        )
 
     def result(self, text: str, part: str) -> bytes:
         """Return the result of this call, with an image or a file behind its text."""
-        return output(self.call_id, text, part, {key: self.members[key] for key in ECHOED if key in self.members})
+        return output(
+            self.call_id,
+            text,
+            part,
+            {key: self.members[key] for key in ECHOED if key in self.members},
+        )
 
     def _with_our_name(self) -> Members:
         return self.members | {"name": string(self.ours)} if self.ours else self.members
@@ -206,7 +260,9 @@ class OutputItem(Call):
 
 def _piece(event: ItemEvent, text: str) -> ItemEvent:
     """Return the event of a text's piece with another one."""
-    return ItemEvent(rawjson.encode(rawjson.members(event.data) | {"delta": string(text)}), name=event.name)
+    return ItemEvent(
+        rawjson.encode(rawjson.members(event.data) | {"delta": string(text)}), name=event.name
+    )
 
 
 def _nothing(text: str) -> None:
@@ -215,7 +271,10 @@ def _nothing(text: str) -> None:
 
 def _is_new_call(raw: Raw, calls: Collection[str]) -> bool:
     members = object_of(raw)
-    return text_of(members.get("type")) == "function_call" and text_of(members.get("call_id")) not in calls
+    return (
+        text_of(members.get("type")) == "function_call"
+        and text_of(members.get("call_id")) not in calls
+    )
 
 
 class ResponsesRound(Round):
@@ -226,7 +285,9 @@ class ResponsesRound(Round):
     blocks: list[OutputItem]
     _reply: ResponsesReply
 
-    def __init__(self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
+    def __init__(
+        self, request: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply
+    ) -> None:
         super().__init__(request, names, reply)
         self.spoken = TextCalls(names)
         self._stored = stores(request.members)
@@ -236,9 +297,12 @@ class ResponsesRound(Round):
 
     @property
     def theirs(self) -> list[OutputItem]:
-        """The calls that the client answers. What upstream executes itself has its result in the reply."""
+        """The calls that the client answers. What upstream executes itself has its result in the
+        reply."""
         results = {item.call_id for item in self.blocks if item.type.endswith("_output")} - {""}
-        calls = [item for item in self.blocks if item.ours == "" and is_answered(item.type, item.members)]
+        calls = [
+            item for item in self.blocks if item.ours == "" and is_answered(item.type, item.members)
+        ]
         return [item for item in calls if item.call_id not in results]
 
     @property
@@ -248,7 +312,11 @@ class ResponsesRound(Round):
     @property
     def empty(self) -> bool:
         others = [item for item in self.blocks if not item.ours and not item.thinks]
-        return not any(item.type != "message" or spoken([item.final])[0].strip() for item in others if item.final)
+        return not any(
+            item.type != "message" or spoken([item.final])[0].strip()
+            for item in others
+            if item.final
+        )
 
     def read(self, event: ItemEvent) -> list[Part]:
         size = len(event.raw)
@@ -282,7 +350,9 @@ class ResponsesRound(Round):
         text = item, (key, number or 0)
         if not piece:
             return self.put(event, item, size)
-        parts = self.spoken.take(text, piece, item, partial(_piece, event), waits=item.type == "message")
+        parts = self.spoken.take(
+            text, piece, item, partial(_piece, event), waits=item.type == "message"
+        )
         if parts is None:
             self._show(item)
             parts = [(event, item)]
@@ -296,13 +366,19 @@ class ResponsesRound(Round):
         return shown
 
     def _scan(self, item: OutputItem) -> list[Part]:
-        """Look for calls of ours in an item's texts that did not come in pieces. Returns the parts to show."""
+        """Look for calls of ours in an item's texts that did not come in pieces. Returns the parts
+        to show."""
         shown: list[Part] = []
         if item.type not in ("message", "reasoning") or not self.names:
             return shown
         for key, text in item.texts.items():
             if text and not self.spoken.known((item, key)):
-                parts = self.spoken.take((item, key), text, item, _nothing, waits=item.type == "message") or []
+                parts = (
+                    self.spoken.take(
+                        (item, key), text, item, _nothing, waits=item.type == "message"
+                    )
+                    or []
+                )
                 for _, of in parts:
                     if of is not item:
                         shown += self.put(None, of, 0)
@@ -318,18 +394,28 @@ class ResponsesRound(Round):
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about.
 
-        Some servers give no index (llama.cpp), the same one or the same id to several items, or an id that changes
-        within an item (Copilot), and some announce no item.
+        Some servers give no index (llama.cpp), the same one or the same id to several items, or an
+        id that changes within an item (Copilot), and some announce no item.
         """
         index = place(event.head.output_index)
         if event.type not in (ADDED, DONE):
             return self._known.get(index) or self._known.get(text_of(event.head.item_id))
         members = object_of(event.head.item)
-        ids = [*filter(None, map(text_of, (event.head.item_id, members.get("id"), members.get("call_id"))))]
+        ids = [
+            *filter(
+                None, map(text_of, (event.head.item_id, members.get("id"), members.get("call_id")))
+            )
+        ]
         keys: list[str | int] = [*ids] if index is None else [*ids, index]
         type = text_of(members.get("type"))
-        item = next((one for key in keys if (one := self._known.get(key)) and type == one.type), None)
-        over = item is not None and item.final is not None and not any(self._known.get(id) is item for id in ids)
+        item = next(
+            (one for key in keys if (one := self._known.get(key)) and type == one.type), None
+        )
+        over = (
+            item is not None
+            and item.final is not None
+            and not any(self._known.get(id) is item for id in ids)
+        )
         if event.type == ADDED or item is None or over:
             item = self._begin(event.head.item)
         self._known |= dict.fromkeys(keys, item)
@@ -340,7 +426,8 @@ class ResponsesRound(Round):
         if item.thinks:
             self._reasoning.append(item)
         else:
-            item.before, self._reasoning = self._reasoning, []
+            item.before = self._reasoning
+            self._reasoning = []
         return item
 
     def _ended(self, event: ItemEvent, status: str) -> list[Part]:
@@ -349,14 +436,18 @@ class ResponsesRound(Round):
         response = object_of(event.head.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
-        parts, listed = list[Part](), elements_of(response.get("output"))
+        parts = list[Part]()
+        listed = elements_of(response.get("output"))
         if len(listed) == len(self.blocks):  # some servers end no item by itself
             for item, raw in zip(self.blocks, listed, strict=True):
                 if item.final is None:
                     item.complete(raw)
-        else:  # some gateways send only the end, in which all items are listed, or list calls only there
+        # some gateways send only the end, in which all items are listed, or list calls only there
+        else:
             calls = {item.call_id for item in self.blocks}
-            for raw in listed if not self.blocks else [raw for raw in listed if _is_new_call(raw, calls)]:
+            for raw in (
+                listed if not self.blocks else [raw for raw in listed if _is_new_call(raw, calls)]
+            ):
                 item = self._begin(raw)
                 item.complete(raw)
                 parts += self._scan(item)
@@ -377,18 +468,22 @@ class ResponsesRound(Round):
         return self.flow()
 
     def _settle_texts(self) -> None:
-        """Take calls of ours out of the texts that end with them. Thoughts that nothing follows are theirs."""
+        """Take calls of ours out of the texts that end with them. Thoughts that nothing follows are
+        theirs."""
         for found in self.spoken.settle(quoted=self.quotes):
             self._reply.hides = True
             text: Any = found.text
             item: OutputItem = text[0]
             before: list[OutputItem] = []
             if item in self._reasoning:
-                before, self._reasoning = self._reasoning, []
+                before = self._reasoning
+                self._reasoning = []
             item.cut(found.end, found.left)
             if item.shown is None and item.blank:
                 self.decide(item, shown=False)
-            calls = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls]
+            calls = [
+                (name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in found.calls
+            ]
             self.blocks += [OutputItem.called(*call, before) for call in calls]
             for one in (*before, *self.blocks[-len(calls) :]):
                 if one.shown is None:
@@ -414,8 +509,16 @@ class ResponsesRound(Round):
 
     def written(self, answered: Collection[Call]) -> list[bytes]:
         left = [item for item in self.blocks if item.ours and item not in answered]
-        left_out = {*left, *(one for item in left for one in item.before), *(one for one in self.blocks if one.blank)}
-        raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
+        left_out = {
+            *left,
+            *(one for item in left for one in item.before),
+            *(one for one in self.blocks if one.blank),
+        }
+        raws = [
+            bytes(raw)
+            for item in self.blocks
+            if item not in left_out and (raw := item.written()) is not None
+        ]
         if self._stored:
             return raws
         return [rawjson.encode(without_id(rawjson.members(raw))) for raw in raws if lasts(Raw(raw))]
@@ -442,12 +545,18 @@ class ResponsesReply(ClientReply):
             self._adopt(block)
         if event is None:
             return b""
-        head, changed = event.head, Members()
-        if None not in (block.place, place(head.output_index)) and place(head.output_index) != block.place:
+        head = event.head
+        changed = Members()
+        if (
+            None not in (block.place, place(head.output_index))
+            and place(head.output_index) != block.place
+        ):
             changed["output_index"] = Raw(b"%d" % (block.place or 0))
         if isinstance(block, OutputItem) and block.cuts:
             given = {"item": head.item, "text": head.text, "part": head.part}
-            changed |= {key: block.without(raw) for key, raw in given.items() if not rawjson.is_null(raw)}
+            changed |= {
+                key: block.without(raw) for key, raw in given.items() if not rawjson.is_null(raw)
+            }
         response = object_of(head.response)
         ends = bool(ended_as(event))
         if not rawjson.is_null(head.response) and (others := self._response(response, ends=ends)):
@@ -467,8 +576,8 @@ class ResponsesReply(ClientReply):
         return event.encoded(changed) if self.streamed else b""
 
     def heartbeat(self) -> bytes:
-        """Return the event that says that the response is in progress. Codex counts it, and no other one may come at
-        any place."""
+        """Return the event that says that the response is in progress. Codex counts it, and no
+        other one may come at any place."""
         if self._beginning is None:
             return b""
         members: Members = {"response": self._beginning}
@@ -478,13 +587,16 @@ class ResponsesReply(ClientReply):
         return ItemEvent.made(IN_PROGRESS, **members).encoded({})
 
     def _response(self, response: Members, *, ends: bool) -> Members:
-        """Return the members of an event's response that differ from upstream's. The first response is the frame."""
-        changed = self._others(response)  # what upstream repeats of the request is as the client wrote it
+        """Return the members of an event's response that differ from upstream's. The first response
+        is the frame."""
+        # what upstream repeats of the request is as the client wrote it
+        changed = self._others(response)
         chosen = self._request.members.get("tool_choice")
         if chosen is not None and self._others(object_of(response.get("tool_choice"))):
             changed["tool_choice"] = chosen
         if not self.begun:
-            self.begun, self._frame = True, {key: (response | changed)[key] for key in FRAME if key in response}
+            self.begun = True
+            self._frame = {key: (response | changed)[key] for key in FRAME if key in response}
             self.id = text_of(self._frame.get("id"))
         if ends and self.hides:
             changed |= {"output": Raw(rawjson.array(self._finals()))}
@@ -495,7 +607,11 @@ class ResponsesReply(ClientReply):
 
     def _others(self, members: Members) -> Members:
         """Return the member `tools` without ours, if they are in it."""
-        listed = rawjson.elements(members["tools"]) if self._names and rawjson.is_array(members.get("tools")) else []
+        listed = (
+            rawjson.elements(members["tools"])
+            if self._names and rawjson.is_array(members.get("tools"))
+            else []
+        )
         others = [raw for raw in listed if text_of(object_of(raw).get("name")) not in self._names]
         return {"tools": Raw(rawjson.array(others))} if len(others) < len(listed) else {}
 
@@ -505,8 +621,8 @@ class ResponsesReply(ClientReply):
 
 
 def as_events(members: Members) -> Iterator[ItemEvent]:
-    """Return a whole reply as the events of a stream: of each item, that it begins and that it is done. Their numbers
-    are set when they are shown."""
+    """Return a whole reply as the events of a stream: of each item, that it begins and that it is
+    done. Their numbers are set when they are shown."""
     status = text_of(members.get("status")) or "completed"
     begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
     yield ItemEvent.made("response.created", sequence_number=0, response=begun)
@@ -533,8 +649,8 @@ class ResponsesTurn(Turn):
 
     @staticmethod
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
-        """The documented event has the error's members itself, and the SDKs read them from `error`, as upstream writes
-        it, so both are there."""
+        """The documented event has the error's members itself, and the SDKs read them from `error`,
+        as upstream writes it, so both are there."""
         told = on_one_line(said)
         error = object_of(told.get("error")) or (told if "message" in told else {})
         error = error or rawjson.members(rawjson.members(fault.body())["error"])
@@ -550,15 +666,20 @@ class ResponsesTurn(Turn):
 
     @property
     def continuation(self) -> Continuation | None:
-        """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
+        """Upstream keeps calls of ours that were not answered, too, and refuses what follows them
+        without results."""
         self._require(State.DONE)
         if not (stores(self._request.members) and self._shown.id and self._round.id):
             return None
-        dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
+        dropped = [
+            item for item in self._round.ours if item.call_id and item not in self._answering
+        ]
         after = (*self._after, *(item.result(NOT_ANSWERED, "") for item in dropped))
         rounds = (*self._earlier, self._round.id)
         same = rounds == (self._shown.id,) and not after
-        return None if same else Continuation(self._shown.id, rounds, after, self._shown.assembled())
+        return (
+            None if same else Continuation(self._shown.id, rounds, after, self._shown.assembled())
+        )
 
     def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         self._earlier += [self._round.id] if self._round.id else []

@@ -1,9 +1,11 @@
-"""Reads a Responses request: decodes the few members that the proxy needs, and groups the input into entries.
+"""Reads a Responses request: decodes the few members that the proxy needs, and groups the input
+into entries.
 
-An entry is what one party said at a time: an item of the client's, or everything that the model sent in one reply. The
-items of a reply stay together (a `reasoning` item is worthless without the call after it, and a call without its
-reasoning is refused), so they are one entry: their bytes, joined by commas. An `input` that is a string is one entry,
-too, and keeps that form as long as it is alone.
+An entry is what one party said at a time: an item of the client's, or everything that the model
+sent in one reply. The items of a reply stay together (a `reasoning` item is worthless without the
+call after it, and a call without its reasoning is refused), so they are one entry: their bytes,
+joined by commas. An `input` that is a string is one entry, too, and keeps that form as long as it
+is alone.
 """
 
 from __future__ import annotations
@@ -22,32 +24,85 @@ from proxy.plan.turn import Continuation, Reason, Request
 from proxy.rawjson import NULL, Members, string, text_of
 
 LIMITS = ("max_output_tokens",)
-_CALLS = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call")
+_CALLS = (
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+    "computer_call",
+)
 _OUTPUTS = tuple(f"{call}_output" for call in _CALLS)
-APPROVAL, APPROVED = "mcp_approval_request", "mcp_approval_response"
+APPROVAL = "mcp_approval_request"
+APPROVED = "mcp_approval_response"
 """A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""
 ANSWERED = frozenset((*_CALLS, APPROVAL))
 """Calls that the client answers. All others are upstream's own business."""
 OUTPUTS = frozenset((*_OUTPUTS, APPROVED))
-"""Results of calls that the client answers. Every other item with such a name belongs to the model's reply."""
+"""Results of calls that the client answers. Every other item with such a name belongs to the
+model's reply."""
 
-SEARCH, FOUND = "tool_search_call", "tool_search_output"
-"""A search for tools, and the tools that it found. Upstream searches itself, or has the client do it (Codex)."""
+SEARCH = "tool_search_call"
+FOUND = "tool_search_output"
+"""A search for tools, and the tools that it found. Upstream searches itself, or has the client do
+it (Codex)."""
 CLIENT = "client"
 
 KNOWN = frozenset(
     (
-        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "stream"),
-        *("stream_options", "max_output_tokens", "temperature", "top_p", "top_k", "top_logprobs", "text", "reasoning"),
-        *("include", "store", "metadata", "truncation", "service_tier", "user", "safety_identifier", "moderation"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "client_metadata", "background"),
+        *(
+            "model",
+            "input",
+            "instructions",
+            "tools",
+            "tool_choice",
+            "parallel_tool_calls",
+            "max_tool_calls",
+            "stream",
+        ),
+        *(
+            "stream_options",
+            "max_output_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "top_logprobs",
+            "text",
+            "reasoning",
+        ),
+        *(
+            "include",
+            "store",
+            "metadata",
+            "truncation",
+            "service_tier",
+            "user",
+            "safety_identifier",
+            "moderation",
+        ),
+        *(
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "client_metadata",
+            "background",
+        ),
         *("previous_response_id", "conversation", "prompt", "context_management"),
-        *("frequency_penalty", "presence_penalty", "provider", "models", "plugins", "session_id", "thinking"),
+        *(
+            "frequency_penalty",
+            "presence_penalty",
+            "provider",
+            "models",
+            "plugins",
+            "session_id",
+            "thinking",
+        ),
     )
 )
 
 ITEM = ("id", "status", "internal_chat_message_metadata_passthrough")
-"""The last one says when and in which turn of Codex an item was made; it sends it to a provider named OpenAI."""
+"""The last one says when and in which turn of Codex an item was made; it sends it to a provider
+named OpenAI."""
 CALL = (*ITEM, "call_id", "name", "namespace")
 OUTPUT = (*CALL, "output")
 ITEMS = {
@@ -64,12 +119,30 @@ ITEMS = {
     "computer_call_output": (*OUTPUT, "acknowledged_safety_checks"),
     APPROVAL: (*ITEM, "name", "arguments", "server_label"),
     APPROVED: (*ITEM, "approval_request_id", "approve", "reason"),
-    "mcp_call": (*ITEM, "name", "arguments", "server_label", "approval_request_id", "error", "output"),
+    "mcp_call": (
+        *ITEM,
+        "name",
+        "arguments",
+        "server_label",
+        "approval_request_id",
+        "error",
+        "output",
+    ),
     "file_search_call": (*ITEM, "queries", "results"),
     "web_search_call": (*ITEM, "action"),
     "code_interpreter_call": (*ITEM, "code", "container_id", "outputs"),
     "image_generation_call": (
-        *(*ITEM, "action", "background", "error", "output_format", "quality", "result", "revised_prompt", "size"),
+        *(
+            *ITEM,
+            "action",
+            "background",
+            "error",
+            "output_format",
+            "quality",
+            "result",
+            "revised_prompt",
+            "size",
+        ),
         "svg_usage",
     ),
 }
@@ -92,7 +165,11 @@ PARTS = {
 
 REPLIES = frozenset(
     (
-        *(kind for kind in ITEMS if kind != "message" and not kind.endswith(("_output", "_response"))),
+        *(
+            kind
+            for kind in ITEMS
+            if kind != "message" and not kind.endswith(("_output", "_response"))
+        ),
         *(SEARCH, FOUND, "mcp_list_tools", "program", "program_output", "item_reference"),
     )
 )
@@ -109,9 +186,12 @@ TRIGGER = "compaction_trigger"
 
 BARRED = {
     "background": b"false",
-    **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), b"null"),
+    **dict.fromkeys(
+        ("previous_response_id", "conversation", "prompt", "context_management"), b"null"
+    ),
 }
-"""See `Dialect.barred`. With all but `background`, part of the history, or its compaction, is upstream's."""
+"""See `Dialect.barred`. With all but `background`, part of the history, or its compaction, is
+upstream's."""
 
 
 class ItemKind(msgspec.Struct, frozen=True, gc=False):
@@ -141,7 +221,8 @@ _kinds = msgspec.json.Decoder(list[ItemKind])
 def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
     raw = members.get("input", NULL)
     if rawjson.is_array(raw):
-        items, kinds = bounded(raw, Reason.TOO_MANY_MESSAGES), rawjson.decode(_kinds, raw)[0]
+        items = bounded(raw, Reason.TOO_MANY_MESSAGES)
+        kinds = rawjson.decode(_kinds, raw)[0]
     else:
         items = given(members)
         kinds = list(map(kind, items))
@@ -151,7 +232,8 @@ def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
         found += [Raw(b",".join(raws))] if replies and len(raws) > 1 else raws
     more = {
         "preamble": members.get("instructions", NULL),
-        "unsent": stores(members) and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
+        "unsent": stores(members)
+        and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
         "continues": text_of(members.get("previous_response_id")),
     }
     return found, TRIGGER if any(kind.type == TRIGGER for kind in kinds) else "", more
@@ -179,13 +261,14 @@ def stores(members: Members) -> bool:
 
 
 def kind(item: Entry) -> ItemKind:
-    """Return what an item is. Raises NotJson for anything but an object, or the string that stands for a message."""
+    """Return what an item is. Raises NotJson for anything but an object, or the string that stands
+    for a message."""
     if rawjson.is_string(Raw(item)):
         return ItemKind(role="user")
     return rawjson.decode(_kind, item)[0]
 
 
-# -- entries ----------------------------------------------------------------------------------------------------------
+# -- entries ---------------------------------------------------------------------------------------
 
 
 def items_of(entry: Entry) -> list[Raw]:
@@ -195,14 +278,22 @@ def items_of(entry: Entry) -> list[Raw]:
 
 def members_of(item: Raw) -> Members:
     """Return an item's members; a string stands for a user's message. Raises NotJson."""
-    return {"role": Raw(b'"user"'), "content": item} if rawjson.is_string(item) else rawjson.members(item)
+    return (
+        {"role": Raw(b'"user"'), "content": item}
+        if rawjson.is_string(item)
+        else rawjson.members(item)
+    )
 
 
 def joined(entries: Sequence[Entry]) -> Raw:
-    """Return the `input` that consists of these entries. A string stays one if nothing else is there."""
+    """Return the `input` that consists of these entries. A string stays one if nothing else is
+    there."""
     if len(entries) == 1 and rawjson.is_string(Raw(entries[0])):
         return Raw(entries[0])
-    objects = (rawjson.encode(members_of(Raw(one))) if rawjson.is_string(Raw(one)) else one for one in entries)
+    objects = (
+        rawjson.encode(members_of(Raw(one))) if rawjson.is_string(Raw(one)) else one
+        for one in entries
+    )
     return Raw(rawjson.array(objects))
 
 
@@ -214,10 +305,13 @@ class ResponsesRoundRequest(RoundRequest):
 
     @property
     def gets_reasoning_back(self) -> bool:
-        """Whether the client sends reasoning back as items, and not by their ids alone (the AI SDK, if upstream stores
-        replies). By an id we could not tell it from reasoning that upstream would take."""
+        """Whether the client sends reasoning back as items, and not by their ids alone (the AI SDK,
+        if upstream stores replies). By an id we could not tell it from reasoning that upstream
+        would take."""
         sent = bytes(self.members.get("input", b""))
-        return not stores(self.members) or (b'"reasoning"' in sent and b'"item_reference"' not in sent)
+        return not stores(self.members) or (
+            b'"reasoning"' in sent and b'"item_reference"' not in sent
+        )
 
     @staticmethod
     def tool(definition: bytes) -> bytes:

@@ -1,4 +1,5 @@
-"""Drives Debian's headless Chromium over the DevTools protocol, as far as the dashboard's tests need it."""
+"""Drives Debian's headless Chromium over the DevTools protocol, as far as the dashboard's tests
+need it."""
 
 from __future__ import annotations
 
@@ -58,12 +59,16 @@ class Page:
     async def call(self, method: str, **parameters: Any) -> Any:
         number = next(self._ids)
         self._answers[number] = asyncio.get_running_loop().create_future()
-        await self._socket.send_str(json.dumps({"id": number, "method": method, "params": parameters}))
+        await self._socket.send_str(
+            json.dumps({"id": number, "method": method, "params": parameters})
+        )
         return await asyncio.wait_for(self._answers[number], PATIENCE)
 
     async def evaluate(self, expression: str) -> Any:
         """Return the value of an expression in the page."""
-        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = await self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -74,7 +79,9 @@ class Page:
             with suppress(Navigated):
                 if value := await self.evaluate(expression):
                     return value
-            assert asyncio.get_running_loop().time() < deadline, f"{expression} in {await self.text()}"
+            assert asyncio.get_running_loop().time() < deadline, (
+                f"{expression} in {await self.text()}"
+            )
             await asyncio.sleep(0.05)
 
     async def open(self, address: str, token: str = "") -> None:
@@ -85,12 +92,16 @@ class Page:
             await self.enter("token", token)
             await self.until(f"{SHOWN} !== undefined")
         await self.call("Page.navigate", url=address)
-        await self.until(f"location.href.startsWith({json.dumps(address)}) && {SHOWN} !== undefined")
+        await self.until(
+            f"location.href.startsWith({json.dumps(address)}) && {SHOWN} !== undefined"
+        )
 
     async def show(self, place: str) -> str:
         """Go to a page of the dashboard, and return its text once it is complete."""
         place = json.dumps(place)
-        await self.evaluate(f"location.hash === {place} || (delete {SHOWN}, location.hash = {place})")
+        await self.evaluate(
+            f"location.hash === {place} || (delete {SHOWN}, location.hash = {place})"
+        )
         await self.until(f"{SHOWN} === {place}")
         return await self.text()
 
@@ -104,12 +115,15 @@ class Page:
         return text
 
     async def faults(self) -> list[str]:
-        """Return what axe-core finds wrong with the page; nothing where it is not installed (`make test-all`)."""
+        """Return what axe-core finds wrong with the page; nothing where it is not installed (`make
+        test-all`)."""
         if not AXE.exists():
             return []
         if not await self.evaluate("typeof axe === 'object'"):
             await self.evaluate(await asyncio.to_thread(AXE.read_text, "utf-8"))
-        found = await self.evaluate("axe.run(document).then((found) => JSON.stringify(found.violations))")
+        found = await self.evaluate(
+            "axe.run(document).then((found) => JSON.stringify(found.violations))"
+        )
         return [
             f"{one['id']}: {node['html'][:200]}: {node['failureSummary']}"
             for one in json.loads(found)
@@ -118,18 +132,31 @@ class Page:
 
     async def size(self, width: int, height: int = 900) -> None:
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
 
     async def scheme(self, name: str) -> None:
         """Prefer `light` or `dark`."""
-        await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+        await self.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
+        )
 
     async def press(self, key: str) -> None:
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             code = {"Tab": 9, "Enter": 13}[key]
-            await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            await self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **text,
+            )
 
     async def screenshot(self) -> bytes:
         shot = await self.call("Page.captureScreenshot", format="png")
@@ -168,7 +195,9 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
     assert BINARY
     command = [BINARY, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
     nowhere = asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*command, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
     try:
         port = await _port(folder / "DevToolsActivePort")
         async with aiohttp.ClientSession() as session:
@@ -179,7 +208,8 @@ async def browser(folder: Path) -> AsyncIterator[Page]:
                 yield page
                 await page.close()
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # the command may be a script that has started the browser
+        # the command may be a script that has started the browser
+        os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 

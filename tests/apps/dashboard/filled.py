@@ -1,4 +1,5 @@
-"""A dashboard's file that looks like some weeks of agents' work: sessions that grow, events, errors."""
+"""A dashboard's file that looks like some weeks of agents' work: sessions that grow, events,
+errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Agents' sessions in each API: a model that answers all of them, strictly checked, and a client that speaks them."""
+"""Agents' sessions in each API: a model that answers all of them, strictly checked, and a client
+that speaks them."""
 
 from __future__ import annotations
 
@@ -27,20 +28,23 @@ APIS = ("chat", "responses", "messages")
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 SAY, READ, BOTH, FAIL, HANG_UP, NO_TOOLS = "say", "read", "both", "fail", "hang up", "no tools"
-"""What the model does next: say something, read something back first, call a tool of ours and one of the client's (in
-chat), answer 500, say nothing, or refuse our tools."""
+"""What the model does next: say something, read something back first, call a tool of ours and one
+of the client's (in chat), answer 500, say nothing, or refuse our tools."""
 
 SAID = "I look."
 LOOKS = ("grep", {"pattern": "topic number 1"})
 
 
 class Model:
-    """Answers requests of every API; pass it to `StrictUpstream.respond`. `next` says how, for requests to come."""
+    """Answers requests of every API; pass it to `StrictUpstream.respond`. `next` says how, for
+    requests to come."""
 
     def __init__(self) -> None:
         self.next: deque[str] = deque()
         self._responses, self._messages = ResponsesApi(), MessagesApi(window=10_000_000)
-        self._responses.respond(lambda body: self._said(body, responses_api.say, responses_api.call))
+        self._responses.respond(
+            lambda body: self._said(body, responses_api.say, responses_api.call)
+        )
         self._messages.respond(lambda body: self._said(body, messages_api.say, messages_api.call))
         self._reading = False
 
@@ -50,7 +54,9 @@ class Model:
         asked = self.next and b"private scratchpad" not in request.body
         move = self.next[0] if asked else SAY
         if move == NO_TOOLS and b'"grep"' in request.body:
-            return error(400, {"error": {"message": "This model does not support tools", "type": "invalid"}})
+            return error(
+                400, {"error": {"message": "This model does not support tools", "type": "invalid"}}
+            )
         if asked:
             self.next.popleft()
         if move == FAIL:
@@ -78,18 +84,34 @@ def body_of(api: str, history: list[Json], tools: list[Json], **members: Any) ->
     if api == "messages":
         return {**messages.request(history, tools), **members}
     if api == "responses":
-        return {"model": "gpt-4o", "input": responses.items(history), "tools": responses.tools(tools), **members}
+        return {
+            "model": "gpt-4o",
+            "input": responses.items(history),
+            "tools": responses.tools(tools),
+            **members,
+        }
     return {"model": "gpt-4o", "messages": history, "tools": tools, **members}
 
 
 def ask(
-    proxy: Proxy, api: str, history: list[Json], *, key: str = "k", tools: list[Json] | None = None, **members: Any
+    proxy: Proxy,
+    api: str,
+    history: list[Json],
+    *,
+    key: str = "k",
+    tools: list[Json] | None = None,
+    **members: Any,
 ) -> httpx.Response:
     """Send a history in this API, and return the reply."""
     headers = members.pop("headers", {})
     if api == "messages":
         headers, key = {"x-api-key": key, "anthropic-version": "2023-06-01", **headers}, ""
-    return proxy.post(PATHS[api], body_of(api, history, [TOOL] if tools is None else tools, **members), key, **headers)
+    return proxy.post(
+        PATHS[api],
+        body_of(api, history, [TOOL] if tools is None else tools, **members),
+        key,
+        **headers,
+    )
 
 
 def play(
@@ -107,10 +129,14 @@ def play(
     history, replies = begin(task), []
     for number in range(turns):
         move = (moves or {}).get(number, SAY)
-        model.next.extend([READ, SAY] if move == READ else [move] * 4)  # the proxy tries some things again
+        # the proxy tries some things again
+        model.next.extend([READ, SAY] if move == READ else [move] * 4)
         replies.append(ask(proxy, api, history, **members))
         model.next.clear()
         if move == READ:  # the client adopts the reply, so that what it hid is put back
-            history += [{"role": "assistant", "content": SAID}, {"role": "user", "content": "Go on."}]
+            history += [
+                {"role": "assistant", "content": SAID},
+                {"role": "user", "content": "Go on."},
+            ]
         history += chat(f"call_{number}", result.format(turn=number), "lookup")
     return replies

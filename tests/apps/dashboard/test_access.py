@@ -1,4 +1,5 @@
-"""Who may see what: the operator everything, a caller's key its own namespace, and pages of other sites nothing."""
+"""Who may see what: the operator everything, a caller's key its own namespace, and pages of other
+sites nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +16,32 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.apps.dashboard import AT_ONCE, VALID, VIEWERS, Access, Dashboard, Viewer, new_link, use_link
+from proxy.apps.dashboard import (
+    AT_ONCE,
+    VALID,
+    VIEWERS,
+    Access,
+    Dashboard,
+    Viewer,
+    new_link,
+    use_link,
+)
 from proxy.apps.dashboard.queries import Reader
 from proxy.apps.dashboard.rows import DAY, Recorded, Rows
 from proxy.apps.dashboard.savings import savings
 from proxy.errors import DashboardFault, Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
-from tests.apps.dashboard.traffic import OPERATOR, begin, dashboard, key, outcome, recorded, session, turn
+from tests.apps.dashboard.traffic import (
+    OPERATOR,
+    begin,
+    dashboard,
+    key,
+    outcome,
+    recorded,
+    session,
+    turn,
+)
 from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight
@@ -31,7 +50,9 @@ STRANGER = {"x-forwarded-for": "192.0.2.1"}
 """What a reverse proxy on this machine adds; its callers are elsewhere."""
 
 
-def access(token: str | None = "right", secret: bytes = b"s" * 32, now: float = 1_000_000.0) -> Access:
+def access(
+    token: str | None = "right", secret: bytes = b"s" * 32, now: float = 1_000_000.0
+) -> Access:
     return Access(token, lambda: secret, lambda: now)
 
 
@@ -39,14 +60,18 @@ def test_a_cookie_names_its_viewer_until_it_ends() -> None:
     for namespace in (None, "acme-1"):
         cookie = access().cookie(Viewer(namespace))
         assert access().viewer(cookie) == Viewer(namespace)
-        assert access(secret=b"t" * 32).viewer(cookie), "another replica with the same token takes it"
+        assert access(secret=b"t" * 32).viewer(cookie), (
+            "another replica with the same token takes it"
+        )
         assert access(token="changed").viewer(cookie) is None
         assert access(token="").viewer(cookie) is None
         assert access().viewer(cookie[:-4] + "AAA=") is None
         assert access(now=1_000_000.0 + VALID).viewer(cookie) is None
 
 
-@pytest.mark.parametrize("cookie", ["", "x", "é", "AAAA", "=" * 10, "A" * 5_000, "AAAA" * 20, "A" * 44, "\x00"])
+@pytest.mark.parametrize(
+    "cookie", ["", "x", "é", "AAAA", "=" * 10, "A" * 5_000, "AAAA" * 20, "A" * 44, "\x00"]
+)
 def test_any_other_cookie_is_nobodys(cookie: str) -> None:
     assert access().viewer(cookie) is None
     assert access(token="", secret=b"").viewer(cookie) is None
@@ -67,7 +92,10 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with StrictUpstream() as upstream:
         policies = {
             "default": tight(upstream.url, share_namespace=True),
-            "acme": tight(upstream.url, api_keys=[{"env": "ONE"}, {"env": "TWO"}, {"env": "THREE"}, {"env": "FOUR"}]),
+            "acme": tight(
+                upstream.url,
+                api_keys=[{"env": "ONE"}, {"env": "TWO"}, {"env": "THREE"}, {"env": "FOUR"}],
+            ),
         }
         settings = {
             "allowed_hosts": ("proxy.example",),
@@ -76,7 +104,13 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         with served(policies, dashboard=path, **settings) as running:
             for caller in ("one", "two", "stranger"):
                 upstream.script(text("Hello."))
-                turn(running, begin(f"Hello from {caller}."), 1, key=caller, model=f"model-of-{caller}")
+                turn(
+                    running,
+                    begin(f"Hello from {caller}."),
+                    1,
+                    key=caller,
+                    model=f"model-of-{caller}",
+                )
             session(running, upstream, 4, key="three", model="model-of-three")
             recorded(running, 7)
             yield running
@@ -87,7 +121,12 @@ def seen(proxy: Proxy, **request: object) -> list[str]:
 
 
 def login(proxy: Proxy, headers: dict[str, str] | None = None, **form: str) -> httpx.Response:
-    return httpx.post(f"{proxy.root}/_offload/login", data=form, headers={**STRANGER, **(headers or {})}, verify=PLAIN)
+    return httpx.post(
+        f"{proxy.root}/_offload/login",
+        data=form,
+        headers={**STRANGER, **(headers or {})},
+        verify=PLAIN,
+    )
 
 
 ALL = ["model-of-one", "model-of-stranger", "model-of-three", "model-of-two"]
@@ -111,15 +150,23 @@ def test_the_operator_sees_everything(proxy: Proxy) -> None:
         ("session=none", []),
     ],
 )
-def test_an_address_says_which_requests_are_shown(proxy: Proxy, asked: str, models: list[str]) -> None:
-    named = asked if "text=" in asked else f"{asked}&text=model-of"  # what other tests ask names no model
+def test_an_address_says_which_requests_are_shown(
+    proxy: Proxy, asked: str, models: list[str]
+) -> None:
+    # what other tests ask names no model
+    named = asked if "text=" in asked else f"{asked}&text=model-of"
     found = {row["model"] for row in dashboard(proxy, f"requests?{named}")}
     assert found == {f"model-of-{name}" for name in models}
 
 
 def test_others_see_nothing(proxy: Proxy) -> None:
     for path in ("", "api/me", "api/requests", "api/savings", "api/sessions", "api/health"):
-        for headers in (STRANGER, {"host": "localhost"}, {"host": "127.0.0.1:80"}, {"host": "proxy.example"}):
+        for headers in (
+            STRANGER,
+            {"host": "localhost"},
+            {"host": "127.0.0.1:80"},
+            {"host": "proxy.example"},
+        ):
             reply = httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN)
             assert reply.status_code == (401 if path else 303), (path, headers)
             assert "model-of" not in reply.text
@@ -139,7 +186,9 @@ def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
     assert seen(proxy, headers=own) == ["model-of-one"]
     [session] = dashboard(proxy, "sessions", headers=own)
     assert session["model"] == "model-of-one"
-    assert [row["model"] for row in dashboard(proxy, "savings", headers=own)["models"]] == ["model-of-one"]
+    assert [row["model"] for row in dashboard(proxy, "savings", headers=own)["models"]] == [
+        "model-of-one"
+    ]
     assert [row["model"] for row in dashboard(proxy, "names", headers=own)] == ["model-of-one"]
     assert dashboard(proxy, "latency?model=model-of-two", headers=own)["requests"] == 0
     assert dashboard(proxy, "requests?model=model-of-two", headers=own) == []
@@ -153,20 +202,34 @@ def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
         (f"requests/{place}", key("three"), 200),
         (f"requests/{place}", OPERATOR, 200),
     ):
-        assert httpx.get(f"{proxy.root}/_offload/api/{path}", headers=headers, verify=PLAIN).status_code == status
+        assert (
+            httpx.get(
+                f"{proxy.root}/_offload/api/{path}", headers=headers, verify=PLAIN
+            ).status_code
+            == status
+        )
 
 
-@pytest.mark.parametrize(("period", "requests"), [("hour", 1), ("day", 2), ("week", 3), ("month", 4)])
+@pytest.mark.parametrize(
+    ("period", "requests"), [("hour", 1), ("day", 2), ("week", 3), ("month", 4)]
+)
 def test_all_of_a_period_is_of_the_same_time_and_observed_sessions_are_no_losses(
     period: str, requests: int, tmp_path: Path
 ) -> None:
     now, costs = 100.5 * DAY, {"holdout": Holdout.PLANNED, "cost_before": 10, "cost_after": 20}
-    with closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows, closing(Reader(tmp_path / "rows.db")) as reader:
+    with (
+        closing(Rows(tmp_path / "rows.db", 16 << 20)) as rows,
+        closing(Reader(tmp_path / "rows.db")) as reader,
+    ):
         for number, age in enumerate((60.0, 0.2 * DAY, 5.0 * DAY, 25.0 * DAY, 40.0 * DAY)):
             rows.write([Recorded(now - age, outcome(number, **costs), number)])
         rows.write([Recorded(now - 9, outcome(9, kind=Kind.OBSERVED, status=200, **costs), 9)])
         found = savings(reader, period, now, lambda tenant, model: 2.0)
-    assert found["models"][0]["rewritten"] == sum(one["requests"] for one in found["course"]) == requests
+    assert (
+        found["models"][0]["rewritten"]
+        == sum(one["requests"] for one in found["course"])
+        == requests
+    )
     assert [(one["sessions"], one["losses"]) for one in found["sessions"]] == [(requests, requests)]
     earlier = {"hour": 0, "day": 0, "week": 0, "month": 1}[period]
     assert found["before"]["tokens_before"] == earlier * found["course"][0]["tokens_before"]
@@ -174,10 +237,16 @@ def test_all_of_a_period_is_of_the_same_time_and_observed_sessions_are_no_losses
     assert {row["price"] for row in (*found["models"], *found["worst"])} == {2.0}
 
 
-@pytest.mark.parametrize(("caller", "said"), [("stranger", "not listed"), ("four", "Nothing is kept"), ("x", "")])
-def test_a_key_without_requests_of_its_own_opens_nothing(caller: str, said: str, proxy: Proxy) -> None:
+@pytest.mark.parametrize(
+    ("caller", "said"), [("stranger", "not listed"), ("four", "Nothing is kept"), ("x", "")]
+)
+def test_a_key_without_requests_of_its_own_opens_nothing(
+    caller: str, said: str, proxy: Proxy
+) -> None:
     """A namespace is the digest of a key: any made-up one would have its own."""
-    reply = httpx.get(f"{proxy.root}/_offload/api/requests", headers={**STRANGER, **key(caller)}, verify=PLAIN)
+    reply = httpx.get(
+        f"{proxy.root}/_offload/api/requests", headers={**STRANGER, **key(caller)}, verify=PLAIN
+    )
     assert reply.status_code == 401
     refused = login(proxy, key=caller)
     assert (refused.status_code, said in refused.text) == (403, True)
@@ -187,7 +256,11 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
     done = login(proxy, token=ADMIN)
     assert (done.status_code, done.headers["location"]) == (303, "./")
     cookie = SimpleCookie(done.headers["set-cookie"])["offload_session"]
-    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "strict", "/_offload/")
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (
+        True,
+        "strict",
+        "/_offload/",
+    )
     assert not cookie["secure"]
     assert ADMIN not in str(done.headers)
     assert seen(proxy, headers=STRANGER, cookies={"offload_session": cookie.value}) == ALL
@@ -210,13 +283,23 @@ def test_a_wrong_login_says_so(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}],
+    [
+        {"host": "evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+    ],
     ids=str,
 )
 def test_pages_of_other_sites_get_nothing(proxy: Proxy, headers: dict[str, str]) -> None:
     for path in ("", "api/requests", "static/dashboard.js", "login"):
-        assert httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN).status_code == 403
-    refused = httpx.post(f"{proxy.root}/_offload/login", data={"token": ADMIN}, headers=headers, verify=PLAIN)
+        assert (
+            httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN).status_code
+            == 403
+        )
+    refused = httpx.post(
+        f"{proxy.root}/_offload/login", data={"token": ADMIN}, headers=headers, verify=PLAIN
+    )
     assert refused.status_code == 403
 
 
@@ -224,7 +307,11 @@ def test_every_page_forbids_foreign_code_and_frames(proxy: Proxy) -> None:
     for path in ("", "login", "api/me", "static/dashboard.js", "static/charts.js"):
         reply = httpx.get(f"{proxy.root}/_offload/{path}", verify=PLAIN)
         policy = reply.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert (
+            policy.startswith("default-src 'none'")
+            and "unsafe" not in policy
+            and "frame-ancestors 'none'" in policy
+        )
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert reply.headers["cache-control"] == "no-store"
 
@@ -240,7 +327,13 @@ ODD = (
     "requests?period=x&text=" + "a" * 5_000, "latency?outcome=errors&text=%25", "sessions?session=" + "f" * 99,
     "names?x",
 )  # fmt: skip
-NOWHERE = ("requests/" + "9" * 400, "requests/" + "9" * 5_000, "requests/-1", "requests/%D9%A3", "requests/0x1")
+NOWHERE = (
+    "requests/" + "9" * 400,
+    "requests/" + "9" * 5_000,
+    "requests/-1",
+    "requests/%D9%A3",
+    "requests/0x1",
+)
 NO_NUMBERS = ("limit=x", "limit=", "offset=-1", f"after={10**18}", "after=%D9%A3x")
 
 
@@ -281,35 +374,49 @@ async def test_viewers_are_bounded_and_never_keep_the_operator_waiting(tmp_path:
 
 def test_without_a_token_a_printed_link_opens_the_pages_of_all_workers_once(tmp_path: Path) -> None:
     flags = ["--workers=2", f"--dashboard={tmp_path / 'rows.db'}"]
-    with StrictUpstream() as upstream, spawned({"default": tight(upstream.url)}, flags=flags) as proxy:
+    with (
+        StrictUpstream() as upstream,
+        spawned({"default": tight(upstream.url)}, flags=flags) as proxy,
+    ):
         [link] = re.findall(r"opens, once, at (\S+)", proxy.log())
         assert link.startswith(f"{proxy.root}/_offload/login?once=")
         with httpx.Client(follow_redirects=True, verify=PLAIN) as browser:
             assert browser.get(link).status_code == 200
             cookies = dict(browser.cookies)
         again = httpx.get(link, verify=PLAIN)
-        assert (again.status_code, "has been used" in again.text, "set-cookie" in again.headers) == (403, True, False)
+        assert (
+            again.status_code,
+            "has been used" in again.text,
+            "set-cookie" in again.headers,
+        ) == (403, True, False)
 
         upstream.respond(lambda request: text("Served."))
         for number in range(40):
             turn(proxy, begin(), number)
-        asked = {"headers": {}, "cookies": cookies}  # with a new connection each, to any of the workers
+        # with a new connection each, to any of the workers
+        asked = {"headers": {}, "cookies": cookies}
         wait_until(lambda: len(dashboard(proxy, "requests", **asked)) == 40)
         rows = dashboard(proxy, "requests", **asked)
         assert len({row["worker"] for row in rows}) > 1
-        assert [dashboard(proxy, "savings", **asked)["models"][0]["requests"] for _ in range(8)] == [40] * 8
+        assert [
+            dashboard(proxy, "savings", **asked)["models"][0]["requests"] for _ in range(8)
+        ] == [40] * 8
         assert dashboard(proxy, "me", **asked)["operator"] and "dashboard cannot" not in proxy.log()
         for path in ("api/me", "api/requests", "api/health"):
             assert httpx.get(f"{proxy.root}/_offload/{path}", verify=PLAIN).status_code == 401
         form = {"token": ""}
-        assert httpx.post(f"{proxy.root}/_offload/login", data=form, verify=PLAIN).status_code == 403
+        assert (
+            httpx.post(f"{proxy.root}/_offload/login", data=form, verify=PLAIN).status_code == 403
+        )
 
 
 def test_a_later_start_replaces_the_link(tmp_path: Path) -> None:
     settings = Settings(dashboard=tmp_path / "rows.db")
     first, second = (new_link(settings, "http://here") or "" for _ in range(2))
     assert not use_link(settings, first.partition("=")[2]) and not use_link(settings, "")
-    assert use_link(settings, second.partition("=")[2]) and not use_link(settings, second.partition("=")[2])
+    assert use_link(settings, second.partition("=")[2]) and not use_link(
+        settings, second.partition("=")[2]
+    )
     assert new_link(msgspec.structs.replace(settings, admin_token=ADMIN), "http://here") is None
     (tmp_path / "damaged.db").write_bytes(b"no database" * 999)
     assert new_link(Settings(dashboard=tmp_path / "damaged.db"), "http://here") is None
@@ -317,15 +424,24 @@ def test_a_later_start_replaces_the_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token", [ADMIN, None])
 def test_a_default_nginx_on_this_machine_opens_nothing(token: str | None, tmp_path: Path) -> None:
-    """It adds no header and replaces `Host` with the address of the upstream, as if a browser here had asked."""
+    """It adds no header and replaces `Host` with the address of the upstream, as if a browser here
+    had asked."""
     settings = {"dashboard": tmp_path / "rows.db", "admin_token": token, "monitor_networks": ()}
-    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, **settings) as proxy:
+    with served(
+        {"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, **settings
+    ) as proxy:
         behind = {"host": f"127.0.0.1:{proxy.port}", "connection": "close"}
         public = httpx.Client(base_url=proxy.root, headers=behind, verify=PLAIN)
-        found = {path: public.get(path).status_code for path in ("/metrics", "/health?deep=1", "/_offload/")}
+        found = {
+            path: public.get(path).status_code
+            for path in ("/metrics", "/health?deep=1", "/_offload/")
+        }
         assert found == {"/metrics": 403, "/health?deep=1": 403, "/_offload/": 303}
         for path in ("me", "requests", "sessions", "savings", "health"):
             assert public.get(f"/_offload/api/{path}").status_code == 401
         assert public.post("/_offload/login", data={"key": "made up"}).status_code == 403
         if token:
-            assert public.get("/metrics", headers={"authorization": f"Bearer {token}"}).status_code == 200
+            assert (
+                public.get("/metrics", headers={"authorization": f"Bearer {token}"}).status_code
+                == 200
+            )

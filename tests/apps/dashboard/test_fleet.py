@@ -61,7 +61,9 @@ class Replica:
         self.now += later
         await self.fleet.exchange()
 
-    def shown(self, since: float = NOW - DAY, span: int = HOUR, namespace: str | None = None) -> int:
+    def shown(
+        self, since: float = NOW - DAY, span: int = HOUR, namespace: str | None = None
+    ) -> int:
         """Return how many requests the pages sum up."""
         with closing(Reader(self.path, namespace)) as reader:
             return sum(row["requests"] for row in sums(reader, since, span))
@@ -75,14 +77,20 @@ def pair(tmp_path: Path) -> list[Replica]:
     return [Replica(tmp_path, name, str(tmp_path / "store")) for name in ("one", "two")]
 
 
-async def test_each_shows_what_all_have_seen_and_a_change_replaces_what_was_there(pair: list[Replica]) -> None:
+async def test_each_shows_what_all_have_seen_and_a_change_replaces_what_was_there(
+    pair: list[Replica],
+) -> None:
     one, two = pair
     one.write(25)
     two.write(10, namespace=OTHER)
     for replica in (one, two, one):
         await replica.exchange()
     assert (one.shown(), two.shown()) == (35, 35)
-    assert (one.shown(namespace=OTHER), one.shown(span=DAY), one.shown(span=60, since=NOW - HOUR)) == (10, 35, 35)
+    assert (
+        one.shown(namespace=OTHER),
+        one.shown(span=DAY),
+        one.shown(span=60, since=NOW - HOUR),
+    ) == (10, 35, 35)
     one.write(5, start=100)
     for replica in (one, two):
         await replica.exchange()
@@ -100,12 +108,16 @@ async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None
     lost = {"cost_before": 10, "cost_after": 12, "compacted": 4, "holdout": "planned"}
 
     def sized(number: int, namespace: str) -> Outcome:
-        return outcome(number, namespace, tokens_before=100 + number, tokens_after=50 + number, **lost)
+        return outcome(
+            number, namespace, tokens_before=100 + number, tokens_after=50 + number, **lost
+        )
 
     for place, replica in enumerate(pair):
         with closing(replica.rows()) as rows:
             numbers = range(3 * place, 3 * place + 3)
-            rows.write([Recorded(NOW - 500, sized(number, f"acme-{place}"), number) for number in numbers])
+            rows.write(
+                [Recorded(NOW - 500, sized(number, f"acme-{place}"), number) for number in numbers]
+            )
     for replica in (one, two, one):
         await replica.exchange()
     for replica in pair:
@@ -117,7 +129,9 @@ async def test_sessions_and_their_losses_are_summed(pair: list[Replica]) -> None
             assert (group["sessions"], group["requests"], group["holdout"]) == (6, 6, "planned")
 
 
-async def test_a_replica_that_is_gone_stays_in_the_sums_until_their_time(pair: list[Replica]) -> None:
+async def test_a_replica_that_is_gone_stays_in_the_sums_until_their_time(
+    pair: list[Replica],
+) -> None:
     one, two = pair
     one.write(7)
     await one.exchange()
@@ -129,7 +143,9 @@ async def test_a_replica_that_is_gone_stays_in_the_sums_until_their_time(pair: l
     assert await two.keys() == [] and two.shown() == 0
 
 
-async def test_proxies_in_front_of_different_upstreams_do_not_mix_their_sums(tmp_path: Path) -> None:
+async def test_proxies_in_front_of_different_upstreams_do_not_mix_their_sums(
+    tmp_path: Path,
+) -> None:
     store = str(tmp_path / "store")
     one, two = (Replica(tmp_path, name, store, f"http://{name}/v1") for name in ("one", "two"))
     one.write(7)
@@ -143,7 +159,11 @@ async def test_proxies_in_front_of_different_upstreams_do_not_mix_their_sums(tmp
 async def test_what_is_no_share_is_passed_over(pair: list[Replica]) -> None:
     one, two = pair
     odd = fleet.Share("odd", "http://odd", [[[]] * len(FLEET_SUMS)], [])  # type: ignore[list-item]
-    values = {"a": b"no share", "b": zlib.compress(b"no share"), "c": zlib.compress(msgspec.msgpack.encode(odd))}
+    values = {
+        "a": b"no share",
+        "b": zlib.compress(b"no share"),
+        "c": zlib.compress(msgspec.msgpack.encode(odd)),
+    }
     for name, value in values.items():
         await two.store.put(f"{two.fleet._sums}020000.{name * 16}.{7:012}.{'f' * 16}", value)
     await two.store.put(f"{two.fleet._sums}else", b"")
@@ -179,7 +199,16 @@ def test_who_is_forgotten_on_one_replica_is_forgotten_on_all(
         replica.write(3)
         replica.write(4, start=50, namespace=OTHER)
         asyncio.run(replica.exchange())
-    arguments = ["store", "forget", CALLER, "--store", str(tmp_path / "store"), "--dashboard", str(one.path), "--yes"]
+    arguments = [
+        "store",
+        "forget",
+        CALLER,
+        "--store",
+        str(tmp_path / "store"),
+        "--dashboard",
+        str(one.path),
+        "--yes",
+    ]
     assert main(arguments) == 0
     for replica in (one, two, one):
         replica.now = max(replica.now, time.time())
@@ -192,7 +221,10 @@ def test_who_is_forgotten_on_one_replica_is_forgotten_on_all(
 
 
 def _shows(proxy: Proxy, period: str, count: int) -> bool:
-    return sum(row["requests"] for row in dashboard(proxy, f"savings?period={period}")["models"]) == count
+    return (
+        sum(row["requests"] for row in dashboard(proxy, f"savings?period={period}")["models"])
+        == count
+    )
 
 
 @pytest.fixture(params=["folder", "redis"])
@@ -204,7 +236,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "store")
 
 
-def test_two_proxies_show_their_fleet(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_proxies_show_their_fleet(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fleet, "EVERY", 0.05)
     monkeypatch.setattr(fleet, "REST", 0)
     with StrictUpstream() as upstream:
@@ -225,7 +259,9 @@ def test_two_proxies_show_their_fleet(store: str, tmp_path: Path, monkeypatch: p
             [other] = me["replicas"]
             assert other["name"] == dashboard(one, "me")["replica"] != me["replica"]
             assert other["url"] == one.root
-            assert [row["url"] for row in dashboard(one, "me")["replicas"]] == ["http://127.0.0.1:1"]
+            assert [row["url"] for row in dashboard(one, "me")["replicas"]] == [
+                "http://127.0.0.1:1"
+            ]
             reply = httpx.post(f"{two.root}/_offload/login", data={"key": "somebody"}, verify=PLAIN)
             assert reply.status_code == 303, "a key that was used on the other replica logs in"
             mine = dashboard(two, "savings?period=day", headers=key("somebody"))

@@ -18,7 +18,11 @@ from tests.steps import chat
 
 Row = dict[str, Any]
 
-WHOLE = {"mode": "compress", "pin_user_tokens": 60, "compress": {"wait": "always", "snapshot_tokens": 100}}
+WHOLE = {
+    "mode": "compress",
+    "pin_user_tokens": 60,
+    "compress": {"wait": "always", "snapshot_tokens": 100},
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,9 @@ def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) ->
         "whole": tight(upstream.url, api_keys=[{"env": "WHOLE"}], offload=WHOLE),
     }
     path = tmp_path_factory.mktemp("dashboard") / "rows.db"
-    with served(policies, dashboard=path, environment={"WHOLE": "whole", "PAYING": "paying"}) as running:
+    with served(
+        policies, dashboard=path, environment={"WHOLE": "whole", "PAYING": "paying"}
+    ) as running:
         yield running
 
 
@@ -59,7 +65,9 @@ def requests_of(proxy: Proxy, model: str, count: int) -> list[Row]:
 def digests(request: Recorded) -> list[str]:
     """Return the digests of the messages, items or blocks that upstream got."""
     body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
-    entries = msgspec.json.decode(body["messages" if "messages" in body else "input"], type=list[msgspec.Raw])
+    entries = msgspec.json.decode(
+        body["messages" if "messages" in body else "input"], type=list[msgspec.Raw]
+    )
     return [hashlib.sha256(entry).hexdigest()[:16] for entry in entries]
 
 
@@ -75,7 +83,9 @@ def test_every_message_is_listed_with_what_was_sent_of_it(
     assert len(rows) == len(sent) == 7
     for row, request in zip(rows, sent, strict=True):
         listed = row["detail"]["messages"]
-        assert [one["index"] for one in listed] == list(range(row["messages"])) and not row["detail"]["omitted"]
+        assert [one["index"] for one in listed] == list(range(row["messages"])) and not row[
+            "detail"
+        ]["omitted"]
         aside = sum(row["kinds"]) - sum(one["sent"] + one["hidden"] for one in listed)
         assert aside > 0, "the client's tools, and ours"
         if row["kind"] == "untouched":
@@ -87,11 +97,18 @@ def test_every_message_is_listed_with_what_was_sent_of_it(
     rules = {one["kind"]: one["rule"] for one in last["detail"]["messages"][:4]}
     assert rules["results"] == "event" and rules["user"] == ""
     moved = [one for one in last["detail"]["messages"] if one["rule"] == "event"]
-    assert all(one["sent"] < one["tokens"] and one["sent_digest"] not in ("", one["digest"]) for one in moved)
-    assert len(moved) == last["compacted"] and {one["event"] for one in moved} == set(range(1, last["events"] + 1))
+    assert all(
+        one["sent"] < one["tokens"] and one["sent_digest"] not in ("", one["digest"])
+        for one in moved
+    )
+    assert len(moved) == last["compacted"] and {one["event"] for one in moved} == set(
+        range(1, last["events"] + 1)
+    )
     hidden = sum(one["hidden"] for one in last["detail"]["messages"])
     assert hidden == last["kinds"][7] > 0 and last["reinserted"] == 1
-    assert {one["origin"] for one in moved} == {"result of lookup"} and all(len(one["files"]) == 1 for one in moved)
+    assert {one["origin"] for one in moved} == {"result of lookup"} and all(
+        len(one["files"]) == 1 for one in moved
+    )
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -118,13 +135,20 @@ def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
     for number in range(6):
         body = body_of("messages", history, [TOOL], model="marked")
         body["messages"][-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
-        reply = proxy.post("/v1/messages", body, "", **{"x-api-key": "paying", "anthropic-version": "2023-06-01"})
+        reply = proxy.post(
+            "/v1/messages", body, "", **{"x-api-key": "paying", "anthropic-version": "2023-06-01"}
+        )
         assert reply.status_code == 200, reply.text
         history += chat(f"call_{number}", RESULT.format(turn=number) * 8, "lookup")
     marked = [
-        one for row in requests_of(proxy, "marked", 6) for one in row["detail"]["messages"] if one["rule"] == "marked"
+        one
+        for row in requests_of(proxy, "marked", 6)
+        for one in row["detail"]["messages"]
+        if one["rule"] == "marked"
     ]
-    assert marked and all(one["sent_digest"] != one["digest"] and one["sent"] == one["tokens"] for one in marked)
+    assert marked and all(
+        one["sent_digest"] != one["digest"] and one["sent"] == one["tokens"] for one in marked
+    )
 
 
 def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, model: Model) -> None:

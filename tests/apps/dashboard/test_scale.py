@@ -1,4 +1,5 @@
-"""Pages take no longer with more rows, but for sums and searches. Instructions of SQLite are counted, and no time."""
+"""Pages take no longer with more rows, but for sums and searches. Instructions of SQLite are
+counted, and no time."""
 
 from __future__ import annotations
 

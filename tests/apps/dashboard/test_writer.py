@@ -58,7 +58,10 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
 ) -> None:
     path.parent.mkdir()
     path.write_bytes(b"This was never a database. " * 400)
-    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+    with (
+        StrictUpstream() as upstream,
+        served({"default": tight(upstream.url)}, dashboard=path) as proxy,
+    ):
         upstream.script(text("Served."))
         assert turn(proxy, begin(), 1).json()["choices"][0]["message"]["content"] == "Served."
         me = dashboard(proxy, "me")
@@ -75,8 +78,13 @@ def test_without_the_flag_the_pages_say_how_to_switch_it_on() -> None:
         assert dashboard(proxy, "me")["fault"] == MISSING
 
 
-def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_deleted(path: Path) -> None:
-    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_deleted(
+    path: Path,
+) -> None:
+    with (
+        StrictUpstream() as upstream,
+        served({"default": tight(upstream.url)}, dashboard=path) as proxy,
+    ):
         upstream.script(*(text("Served.") for _ in range(2)))
         turn(proxy, begin(), 1)
         recorded(proxy, 1)
@@ -114,7 +122,9 @@ def test_rows_wait_while_another_process_locks_the_file(
     other.close()
 
 
-def test_a_full_disk_loses_no_row_that_there_is_room_for(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_row_that_there_is_room_for(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full, real = [True], Rows.write
 
     def write(self: Rows, some: list[Recorded]) -> int:
@@ -164,7 +174,9 @@ def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
 # -- what is wrong with a row costs no other row --
 
 
-def test_a_bug_in_describing_a_request_costs_no_row(writer: Writer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_describing_a_request_costs_no_row(
+    writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
     writer.record(outcome(0), BROKEN)
     writer.record(outcome(1))
     writer.start()
@@ -208,11 +220,15 @@ def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(pat
         writer.record(outcome(number))
         wait_until(lambda number=number: writer.state.written == number + 1)
     with closing(Reader(path)) as reader:
-        wait_until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
+        wait_until(
+            lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9]
+        )
     writer.close()
 
 
-def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(writer: Writer, path: Path) -> None:
+def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(
+    writer: Writer, path: Path
+) -> None:
     with closing(Rows(path, SIZE)) as rows:
         record(writer, 3)
         assert rows.forget("acme-1", 9e9) == 0, "nothing of it is written yet"

@@ -1,4 +1,5 @@
-"""An agent's session through a proxy with a dashboard: each turn calls a tool and gets a long result."""
+"""An agent's session through a proxy with a dashboard: each turn calls a tool and gets a long
+result."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import ADMIN, PLAIN, Proxy
 from tests.steps import chat
 
-TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}},
+}
 RESULT = "A line about the topic number {turn} that an agent has looked up.\n" * 12
 OPERATOR = {"authorization": f"Bearer {ADMIN}"}
 
@@ -30,7 +34,9 @@ def begin(task: str = "Look everything up.") -> list[dict[str, Any]]:
     return [{"role": "system", "content": "You look things up."}, {"role": "user", "content": task}]
 
 
-def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str = "", **request: Any) -> httpx.Response:
+def turn(
+    proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str = "", **request: Any
+) -> httpx.Response:
     """Ask once, and add the model's call and its result to the messages."""
     caller, headers = request.pop("key", "k"), request.pop("headers", {})
     body = {"model": "gpt-4.1-mini", "messages": messages, "tools": [TOOL], **request}
@@ -40,7 +46,11 @@ def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str 
 
 
 def session(
-    proxy: Proxy, upstream: StrictUpstream, turns: int = 8, task: str = "Look everything up.", **request: Any
+    proxy: Proxy,
+    upstream: StrictUpstream,
+    turns: int = 8,
+    task: str = "Look everything up.",
+    **request: Any,
 ) -> None:
     """Play a whole session, in the last turn of which the model reads something back."""
     messages = begin(task)
@@ -48,7 +58,12 @@ def session(
         if number == turns - 1 and "read" in request:
             upstream.script(calls(("grep", {"pattern": "topic number 1"})))
         upstream.script(text("Looking.") if request.get("stream") else text("I look."))
-        turn(proxy, messages, number, **{name: value for name, value in request.items() if name != "read"})
+        turn(
+            proxy,
+            messages,
+            number,
+            **{name: value for name, value in request.items() if name != "read"},
+        )
 
 
 def dashboard(proxy: Proxy, path: str, **options: Any) -> Any:
@@ -80,8 +95,11 @@ def outcome(number: int = 0, namespace: str = "acme-1", **fields: Any) -> Outcom
     return Outcome(request_id=f"req_{number:032}", namespace=namespace, **given)
 
 
-def ended(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1", detail: int = 0) -> list[Recorded]:
-    """Return requests that ended a second after each other, ten in a session, each described with so many bytes."""
+def ended(
+    count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1", detail: int = 0
+) -> list[Recorded]:
+    """Return requests that ended a second after each other, ten in a session, each described with
+    so many bytes."""
     return [
         Recorded(
             at + number, outcome(number, namespace, tokens_before=7), number // 10, [1] * 8,

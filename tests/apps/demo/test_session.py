@@ -1,4 +1,5 @@
-"""A session that goes past a proxy, or through one that loses things, is seen to; and the agent fails in words."""
+"""A session that goes past a proxy, or through one that loses things, is seen to; and the agent
+fails in words."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ REQUEST = {"role": "user", "content": "Look."}
 FUNCTION = {"name": "ab", "arguments": "{}"}
 CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "type": "function", "function": FUNCTION}]}
 WHOLE = {"role": "tool", "tool_call_id": "c1", "content": "123"}
-MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py.01234567.txt; complete, 9 tokens)"}
+MOVED = {
+    **WHOLE,
+    "content": "1... (detailed result is stored in /store/a.py.01234567.txt; complete, 9 tokens)",
+}
 FILE = "a.py.01234567.txt"
 
 
@@ -63,8 +67,16 @@ def agent(**changed: Any) -> Any:
         ({}, {}, f"the store does not hold what was moved: {FILE}"),
         ({}, {FILE: b"12"}, f"the store does not hold what was moved: {FILE}"),
         ({"rows": lambda: [session.Row(1, "", 94_999, 10_000, 5, 300)]}, {FILE: b"123"}, "94,999"),
-        ({"rows": lambda: [session.Row(1, "", 100_000, 10_000, 5, 0)]}, {FILE: b"123"}, "nothing was read back"),
-        ({"answers": lambda: [(session.Question("a.py", "X =", "X = 1"), "X = 2")]}, {FILE: b"123"}, "it said 'X = 2'"),
+        (
+            {"rows": lambda: [session.Row(1, "", 100_000, 10_000, 5, 0)]},
+            {FILE: b"123"},
+            "nothing was read back",
+        ),
+        (
+            {"answers": lambda: [(session.Question("a.py", "X =", "X = 1"), "X = 2")]},
+            {FILE: b"123"},
+            "it said 'X = 2'",
+        ),
     ],
 )
 def test_each_failed_check_is_named(changed: Json, stored: dict[str, bytes], fault: str) -> None:
@@ -74,7 +86,9 @@ def test_each_failed_check_is_named(changed: Json, stored: dict[str, bytes], fau
 
 
 def test_what_two_requests_share_is_how_both_begin() -> None:
-    one, two = (Sent([], [(str(piece), 5) for piece in pieces]) for pieces in ([1, 2, 3], [1, 2, 4, 3]))
+    one, two = (
+        Sent([], [(str(piece), 5) for piece in pieces]) for pieces in ([1, 2, 3], [1, 2, 4, 3])
+    )
     assert (one.tokens, one.shares(two), two.shares(one)) == (15, 10, 10)
 
 

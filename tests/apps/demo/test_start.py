@@ -19,7 +19,9 @@ def started(code: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run this code of Python, which writes to the log."""
     with (
         log.open("wb") as output,
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=output, stderr=output) as process,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=output, stderr=output
+        ) as process,
     ):
         yield process
         process.kill()
@@ -30,7 +32,9 @@ def test_a_slow_proxy_is_waited_for(
 ) -> None:
     monkeypatch.setattr(demo, "STILL", 0.0)
     log = tmp_path / "log"
-    with started("input(); print('listening on http://127.0.0.1:1', flush=True); input()", log) as process:
+    with started(
+        "input(); print('listening on http://127.0.0.1:1', flush=True); input()", log
+    ) as process:
 
         def woken(seconds: float) -> None:
             if "still waiting" in capsys.readouterr().err and process.stdin:
@@ -44,7 +48,10 @@ def test_a_slow_proxy_is_waited_for(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("print('no port', flush=True); exit(3)", r"ended with code 3 after \d+\.\d s and never listened:\nno port$"),
+        (
+            "print('no port', flush=True); exit(3)",
+            r"ended with code 3 after \d+\.\d s and never listened:\nno port$",
+        ),
         ("exit(0)", r"ended with code 0 .*\nit wrote nothing$"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Fixtures for tests of the HTTP operations: one proxy for each module, and a new caller for each test."""
+"""Fixtures for tests of the HTTP operations: one proxy for each module, and a new caller for each
+test."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from tests.apps.operations.served import Caller, World, operated
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """A proxy with the operations, in front of a model that writes summaries. A bug in its log fails the test."""
+    """A proxy with the operations, in front of a model that writes summaries. A bug in its log
+    fails the test."""
     with operated() as made:
         yield made
 

@@ -1,6 +1,8 @@
-"""Helpers for tests of the HTTP operations: a proxy with them, its callers, histories, and how to restore these.
+"""Helpers for tests of the HTTP operations: a proxy with them, its callers, histories, and how to
+restore these.
 
-Each caller has its own key and so its own namespace, so tests share a proxy without affecting each other.
+Each caller has its own key and so its own namespace, so tests share a proxy without affecting each
+other.
 """
 
 from __future__ import annotations
@@ -64,16 +66,25 @@ class Reply:
     @property
     def references(self) -> list[str]:
         """The paths of compacted results, in the messages' order."""
-        return [path for message in self.messages for path in REFERENCE.findall(str(message.get("content")))]
+        return [
+            path
+            for message in self.messages
+            for path in REFERENCE.findall(str(message.get("content")))
+        ]
 
     @property
     def groups(self) -> list[str]:
         """The paths of compressed groups, in the order of their snapshots."""
-        return [path for message in self.messages for _, path in ORIGINALS.findall(str(message.get("content")))]
+        return [
+            path
+            for message in self.messages
+            for _, path in ORIGINALS.findall(str(message.get("content")))
+        ]
 
 
 def enveloped(response: httpx.Response) -> Reply:
-    """Return the reply. Whatever its status, it must be an envelope: four members of four types, and no other."""
+    """Return the reply. Whatever its status, it must be an envelope: four members of four types,
+    and no other."""
     assert response.headers["content-type"].startswith("application/json"), response.text
     body = response.json()
     assert {name: type(value) for name, value in body.items()} == MEMBERS, response.text[:500]
@@ -90,26 +101,44 @@ class Caller:
         self.key = key or uuid.uuid4().hex
         self.proxy = proxy
         headers = {"authorization": f"Bearer {self.key}"}
-        # `verify=False`, as reading certificates takes longer than most tests and there are none to verify.
-        self.http = httpx.Client(base_url=proxy.root, headers=headers, trust_env=False, verify=False)
+        # `verify=False`, as reading certificates takes longer than most tests and there are none to
+        # verify.
+        self.http = httpx.Client(
+            base_url=proxy.root, headers=headers, trust_env=False, verify=False
+        )
 
     def post(self, path: str, body: Any) -> Reply:
         """Post `body`, as it is if it is bytes, else as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return enveloped(self.http.post(path, content=content, headers={"content-type": "application/json"}))
+        return enveloped(
+            self.http.post(path, content=content, headers={"content-type": "application/json"})
+        )
 
     def offload(self, messages: list[Json], **parameters: Any) -> Reply:
-        return self.post("/context_offload", {"messages": messages, "store_dir": STORE, **parameters})
+        return self.post(
+            "/context_offload", {"messages": messages, "store_dir": STORE, **parameters}
+        )
 
     def compact(self, messages: list[Json], **parameters: Any) -> Reply:
-        """Compact every tool result but the last, whatever its size, unless `parameters` say otherwise."""
-        tight = {"context_manage_mode": "compact", "max_total_tokens": 0, "max_tool_message_tokens": 0}
+        """Compact every tool result but the last, whatever its size, unless `parameters` say
+        otherwise."""
+        tight = {
+            "context_manage_mode": "compact",
+            "max_total_tokens": 0,
+            "max_tool_message_tokens": 0,
+        }
         return self.offload(messages, **{**tight, **parameters})
 
     def compress(self, messages: list[Json], **parameters: Any) -> Reply:
         """Compress every message but the last two, unless `parameters` say otherwise."""
         return self.offload(
-            messages, **{"context_manage_mode": "compress", "max_total_tokens": 0, "model": MODEL, **parameters}
+            messages,
+            **{
+                "context_manage_mode": "compress",
+                "max_total_tokens": 0,
+                "model": MODEL,
+                **parameters,
+            },
         )
 
     def grep(self, pattern: str, **parameters: Any) -> Reply:
@@ -125,7 +154,8 @@ class Caller:
         return reply.answer
 
     def restored(self, messages: list[Json]) -> list[Json]:
-        """Return the original history of `messages`, with groups for their snapshots and results for their previews.
+        """Return the original history of `messages`, with groups for their snapshots and results
+        for their previews.
 
         Without the texts of system messages, which is where snapshots stand.
         """
@@ -147,14 +177,22 @@ class Caller:
     def _whole(self, content: str | list[Json]) -> str | list[Json]:
         """Return a tool result's content with references replaced by their files."""
         if isinstance(content, list):
-            return [{**part, "text": self._whole(part["text"])} if "text" in part else part for part in content]
+            return [
+                {**part, "text": self._whole(part["text"])} if "text" in part else part
+                for part in content
+            ]
         found = REFERENCE.findall(content)
         return self.text(found[-1]) if found else content
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
         self.http.close()
 
 
@@ -168,7 +206,9 @@ class Summaries:
         if not request.is_chat:
             return whole({"object": "list", "data": []})
         self.asked.append(request)
-        return text(f"<state_snapshot>{SUMMARY}<progress>number {len(self.asked)}</progress></state_snapshot>")
+        return text(
+            f"<state_snapshot>{SUMMARY}<progress>number {len(self.asked)}</progress></state_snapshot>"
+        )
 
 
 class World(NamedTuple):
@@ -184,9 +224,14 @@ DEPTH = ("1", "2", "3", "4")
 
 @contextmanager
 def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
-    """Run a proxy for everybody (default.yaml) with a model that writes summaries. Fails if it logs a bug."""
+    """Run a proxy for everybody (default.yaml) with a model that writes summaries. Fails if it logs
+    a bug."""
     logged: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="offload-test-") as root, StrictUpstream() as up, _errors(logged):
+    with (
+        tempfile.TemporaryDirectory(prefix="offload-test-") as root,
+        StrictUpstream() as up,
+        _errors(logged),
+    ):
         up.respond(model := Summaries())
         policies = {"default": {"upstream": {"base_url": up.url}, **(policy or {})}}
         with served(policies, Path(root, *DEPTH, "store"), **settings) as proxy:
@@ -199,7 +244,8 @@ def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
 def strays(proxy: Proxy) -> list[Path]:
     """Return files that an `operated` proxy wrote anywhere but in `STORE/NAMESPACE/files`.
 
-    The store is so deep in the test's directory that a path with `..` still ends inside that directory.
+    The store is so deep in the test's directory that a path with `..` still ends inside that
+    directory.
     """
     files = (path for path in proxy.store.parents[len(DEPTH)].rglob("*") if path.is_file())
     return [path for path in files if path.parent.name != "files" or path.parents[2] != proxy.store]
@@ -234,18 +280,26 @@ def assistant(content: str = "Done.") -> Json:
 
 
 def step(call_id: str, *results: Any) -> list[Json]:
-    """Return an assistant message with a call for each result, and the results. Later calls' ids get a suffix."""
+    """Return an assistant message with a call for each result, and the results. Later calls' ids
+    get a suffix."""
     ids = [call_id if number == 0 else f"{call_id}_{number}" for number in range(len(results))]
     functions = [{"name": "search", "arguments": f'{{"query":"{one}"}}'} for one in ids]
-    made = [{"id": one, "type": "function", "function": function} for one, function in zip(ids, functions, strict=True)]
+    made = [
+        {"id": one, "type": "function", "function": function}
+        for one, function in zip(ids, functions, strict=True)
+    ]
     pairs = zip(ids, results, strict=True)
     answers = [{"role": "tool", "tool_call_id": one, "content": result} for one, result in pairs]
     return [{"role": "assistant", "content": None, "tool_calls": made}, *answers]
 
 
 def research(total: int, result: int = 4_700, label: str = "page") -> list[Json]:
-    """Return a web agent's history of at least `total` tokens, with searchable results of about `result` each."""
-    messages = [system("You are a research assistant."), user("Find recent papers on context management.")]
+    """Return a web agent's history of at least `total` tokens, with searchable results of about
+    `result` each."""
+    messages = [
+        system("You are a research assistant."),
+        user("Find recent papers on context management."),
+    ]
     size = sum(map(tokens, messages))
     for number in itertools.count():
         made = step(f"call_{label}_{number}", page(f"{label} {number}", result))
@@ -272,7 +326,8 @@ def words(count: int) -> str:
 
 
 def tokens(message: Json) -> int:
-    """Return a message's tokens as the design counts them: texts, calls' names and arguments, and four more."""
+    """Return a message's tokens as the design counts them: texts, calls' names and arguments, and
+    four more."""
     calls = [call["function"] for call in message.get("tool_calls") or []]
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]

@@ -1,4 +1,5 @@
-"""A caller's files in a store: what they are called, what is written, under which number, and what is seen of it."""
+"""A caller's files in a store: what they are called, what is written, under which number, and what
+is seen of it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.apps.operations.call import KEY_BYTES, BadName, CallerFiles, File, canonical, joined, key_part, name_of
+from proxy.apps.operations.call import (
+    KEY_BYTES,
+    BadName,
+    CallerFiles,
+    File,
+    canonical,
+    joined,
+    key_part,
+    name_of,
+)
 from proxy.errors import StoreFault
 from proxy.policy import Policy
 from proxy.requests.records import Records
@@ -54,7 +64,9 @@ async def test_written_files_are_listed_by_name_and_read(shelf: CallerFiles) -> 
 
 
 async def test_numbers_continue_after_the_highest(shelf: CallerFiles) -> None:
-    await shelf.put_all({"g_0.json": b"", "g_7.json": b"", "g_x.json": b"", "g_9": b"", "g_1_8.json": b""})
+    await shelf.put_all(
+        {"g_0.json": b"", "g_7.json": b"", "g_x.json": b"", "g_9": b"", "g_1_8.json": b""}
+    )
     assert await shelf.put_next("g_", ".json", b"a") == "g_10.json"
     assert await shelf.put_next("h_", ".json", b"a") == "h_0.json"
 
@@ -73,7 +85,9 @@ async def test_namespaces_never_meet(guarded: Guarded) -> None:
     assert await other.read("f") is None and await other.below("") == []
 
 
-async def test_an_original_opens_only_by_its_exact_path(guarded: Guarded, shelf: CallerFiles) -> None:
+async def test_an_original_opens_only_by_its_exact_path(
+    guarded: Guarded, shelf: CallerFiles
+) -> None:
     """The messages behind a summary come without the line that seals them."""
     moved, group = MOVED.removeprefix("s/"), "compressed_group_0123456789abcdef.txt"
 
@@ -95,24 +109,37 @@ async def test_an_original_opens_only_by_its_exact_path(guarded: Guarded, shelf:
 async def test_other_store_engines_number_files_alike(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Part of a name is where engines' lists differ most, and characters that mean something to one of them."""
+    """Part of a name is where engines' lists differ most, and characters that mean something to one
+    of them."""
     for name, value in S3_KEYS.items():
         monkeypatch.setenv(name, value)
     with (redis_server if engine == "redis" else s3_server)(tmp_path) as process:
-        store = open_store(s3_url(process.port) if engine == "s3" else f"redis://127.0.0.1:{process.port}/0")
+        store = open_store(
+            s3_url(process.port) if engine == "s3" else f"redis://127.0.0.1:{process.port}/0"
+        )
         shelf = of(Guarded(store, warn=lambda kind, message: None), "acme")
         await shelf.put_all({"s/a/c": b"1", "s/b": b"22", "s2/d": b"", "~/é [*]?": b"333"})
         assert await shelf.below("s") == [File("s/a/c", 1), File("s/b", 2)]
         assert await shelf.below("~") == [File("~/é [*]?", 3)]
-        assert [await shelf.put_next("s/g_", ".json", b"x") for _ in range(2)] == ["s/g_0.json", "s/g_1.json"]
+        assert [await shelf.put_next("s/g_", ".json", b"x") for _ in range(2)] == [
+            "s/g_0.json",
+            "s/g_1.json",
+        ]
         assert list(await shelf.read_many(["s/a/c", "none"])) == [b"1", None]
         await store.close()
 
 
 async def test_a_failed_store_raises_store_faults(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
-    shelf = of(Guarded(open_store(str(tmp_path / "store")), warn=lambda kind, message: None), "acme")
-    for work in (shelf.put_all({"f": b"1"}), shelf.put_next("g_", ".json", b""), shelf.read("f"), shelf.below("s")):
+    shelf = of(
+        Guarded(open_store(str(tmp_path / "store")), warn=lambda kind, message: None), "acme"
+    )
+    for work in (
+        shelf.put_all({"f": b"1"}),
+        shelf.put_next("g_", ".json", b""),
+        shelf.read("f"),
+        shelf.below("s"),
+    ):
         with pytest.raises(StoreFault, match="The store did not"):
             await work
     assert shelf._visit.errors
@@ -133,7 +160,8 @@ def flipped(content: bytes) -> bytes:
 
 @dataclass
 class Found:
-    """A store with one file whose name tells its digest and one whose name does not, and what was counted there."""
+    """A store with one file whose name tells its digest and one whose name does not, and what was
+    counted there."""
 
     folder: Path
     counted: list[str]
@@ -153,14 +181,20 @@ class Found:
 async def found(root: Path) -> Found:
     counted: list[str] = []
     store = open_store(str(root))
-    found = Found(root, counted, Guarded(store, warn=lambda kind, message: None, count_damaged=counted.append))
+    found = Found(
+        root, counted, Guarded(store, warn=lambda kind, message: None, count_damaged=counted.append)
+    )
     await found.shelf().put_all({MOVED: b"moved text"})
     assert await found.shelf().put_next("s/compressed_group_chat_", ".json", b"[\n{}\n]\n") == GROUP
     return found
 
 
-@pytest.mark.parametrize("damaged", [halved, flipped, lambda content: b"", lambda content: content + b"\n"])
-async def test_a_damaged_text_counts_as_absent(found: Found, damaged: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damaged", [halved, flipped, lambda content: b"", lambda content: content + b"\n"]
+)
+async def test_a_damaged_text_counts_as_absent(
+    found: Found, damaged: Callable[[bytes], bytes]
+) -> None:
     found.damage(MOVED, damaged)
     left = found.file(MOVED).read_bytes()
     shelf = found.shelf()
@@ -178,7 +212,9 @@ async def test_a_damaged_file_gives_way_to_the_same_text(found: Found) -> None:
     assert await found.shelf().read(MOVED) == b"moved text"
 
 
-async def test_a_good_copy_that_another_request_wrote_stays(found: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_good_copy_that_another_request_wrote_stays(
+    found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One request reads the damaged file, another one repairs it, and then the first goes on."""
     found.damage(MOVED, flipped)
     read, other_is_done = Visit.read, asyncio.Event()
@@ -199,7 +235,9 @@ async def test_a_good_copy_that_another_request_wrote_stays(found: Found, monkey
     with found.file(MOVED).open("rb") as repaired:  # held, so that no other file gets its number
         other_is_done.set()
         await one
-        assert found.file(MOVED).stat().st_ino == os.fstat(repaired.fileno()).st_ino, "it is the same file"
+        assert found.file(MOVED).stat().st_ino == os.fstat(repaired.fileno()).st_ino, (
+            "it is the same file"
+        )
     assert await found.shelf().read(MOVED) == b"moved text"
 
 
@@ -249,7 +287,13 @@ def test_bad_paths_are_refused(spelled: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("directory", "path"),
-    [("/workspace/x", "/workspace/x/f"), ("./c/", "./c/f"), ("/", "/f"), (".", "./f"), ("~/x//", "~/x/f")],
+    [
+        ("/workspace/x", "/workspace/x/f"),
+        ("./c/", "./c/f"),
+        ("/", "/f"),
+        (".", "./f"),
+        ("~/x//", "~/x/f"),
+    ],
 )
 def test_a_path_comes_back_as_its_directory_was_spelled(directory: str, path: str) -> None:
     assert joined(directory, "f") == path

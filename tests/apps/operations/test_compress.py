@@ -14,7 +14,9 @@ from tests.serving import PLAIN, Proxy, served, tight
 from tests.steps import chat
 
 UPSTREAM = "http://127.0.0.1:9/v1"
-POLICY = tight(UPSTREAM, offload={"max_total_tokens": 2_000, "max_tool_message_tokens": 200, "keep_views": 1})
+POLICY = tight(
+    UPSTREAM, offload={"max_total_tokens": 2_000, "max_tool_message_tokens": 200, "keep_views": 1}
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,10 @@ def test_old_results_become_previews_and_everything_else_stays(proxy: Proxy) -> 
     moved = [index for index, one in enumerate(got["messages"]) if one != messages[index]]
     assert moved and all(messages[index]["role"] == "tool" for index in moved)
     assert got["messages"][-1] == messages[-1], "the model has not answered it"
-    assert all(got["messages"][index] | {"content": ""} == messages[index] | {"content": ""} for index in moved)
+    assert all(
+        got["messages"][index] | {"content": ""} == messages[index] | {"content": ""}
+        for index in moved
+    )
     assert got["tokens_after"] < got["tokens_before"]
     assert got["tokens_saved"] == got["tokens_before"] - got["tokens_after"]
     assert len(got["ccr_hashes"]) == len(got["transforms_applied"]) == len(moved)
@@ -65,11 +70,20 @@ def test_each_hash_gives_its_result_back_to_this_key_alone(proxy: Proxy) -> None
     messages = history(8)
     got = asked(proxy, messages)
     for digest in got["ccr_hashes"]:
-        [index] = [at for at, one in enumerate(got["messages"]) if f".{digest}.txt" in (one["content"] or "")]
-        assert retrieved(proxy, digest).json() == {"hash": digest, "original_content": messages[index]["content"]}
+        [index] = [
+            at
+            for at, one in enumerate(got["messages"])
+            if f".{digest}.txt" in (one["content"] or "")
+        ]
+        assert retrieved(proxy, digest).json() == {
+            "hash": digest,
+            "original_content": messages[index]["content"],
+        }
         refused = retrieved(proxy, digest, "another")
         assert refused.status_code == 404
-        assert refused.text.replace(digest, "") == retrieved(proxy, "0" * 16, "another").text.replace("0" * 16, "")
+        assert refused.text.replace(digest, "") == retrieved(
+            proxy, "0" * 16, "another"
+        ).text.replace("0" * 16, "")
 
 
 def test_moved_results_can_be_read_by_their_references(proxy: Proxy) -> None:
@@ -93,7 +107,9 @@ def test_a_growing_history_keeps_its_beginning(proxy: Proxy) -> None:
     for turns in range(1, 16):
         got = asked(proxy, history(turns))
         changed = got["messages"][: len(before["messages"])] != before["messages"]
-        assert changed == (got["ccr_hashes"] != before["ccr_hashes"]), "it changes only where something moves"
+        assert changed == (got["ccr_hashes"] != before["ccr_hashes"]), (
+            "it changes only where something moves"
+        )
         assert got["ccr_hashes"][: len(before["ccr_hashes"])] == before["ccr_hashes"]
         before = got
 
@@ -108,7 +124,9 @@ def test_it_says_why_nothing_moves(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
 def test_a_policy_that_moves_nothing_moves_nothing_here(mode: str) -> None:
-    with served({"default": {"upstream": {"base_url": UPSTREAM}, "offload": {"mode": mode}}}) as proxy:
+    with served(
+        {"default": {"upstream": {"base_url": UPSTREAM}, "offload": {"mode": mode}}}
+    ) as proxy:
         messages = history(8)
         got = asked(proxy, messages)
         assert (got["messages"], got["reason"]) == (messages, f"The policy's mode is {mode}.")
@@ -127,8 +145,12 @@ def test_a_policy_that_moves_nothing_moves_nothing_here(mode: str) -> None:
         ("GET", "/v1/retrieve/0123456789ABCDEF", b"", 404),
     ],
 )
-def test_bad_calls_get_clear_errors(proxy: Proxy, method: str, path: str, body: bytes, status: int) -> None:
-    reply = httpx.request(method, f"{proxy.root}{path}", content=body, headers=bearer("gateway"), verify=PLAIN)
+def test_bad_calls_get_clear_errors(
+    proxy: Proxy, method: str, path: str, body: bytes, status: int
+) -> None:
+    reply = httpx.request(
+        method, f"{proxy.root}{path}", content=body, headers=bearer("gateway"), verify=PLAIN
+    )
     assert reply.status_code == status, reply.text
     assert json.loads(reply.text)["answer"]
 

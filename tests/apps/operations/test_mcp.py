@@ -1,4 +1,5 @@
-"""The MCP server, driven by the protocol's own client: over streamable HTTP at the proxy, and over stdio."""
+"""The MCP server, driven by the protocol's own client: over streamable HTTP at the proxy, and over
+stdio."""
 
 from __future__ import annotations
 
@@ -67,27 +68,46 @@ async def test_a_client_finds_and_reads_what_was_moved(kept: Kept, connect: Conn
     assert tools["grep"].input_schema["required"] == ["pattern"]
     for tool in tools.values():
         Draft202012Validator.check_schema(tool.input_schema)
-    Draft202012Validator(tools["read_file"].input_schema).validate({"absolute_path": {"path": kept.reference}})
-    assert "Look into the logs." in sessions and FACT in found and kept.reference.rpartition("/")[2] in found
+    Draft202012Validator(tools["read_file"].input_schema).validate(
+        {"absolute_path": {"path": kept.reference}}
+    )
+    assert (
+        "Look into the logs." in sessions
+        and FACT in found
+        and kept.reference.rpartition("/")[2] in found
+    )
     assert said(text) == dict(LOGS)["/logs/0.log"] and not text.is_error
 
 
 async def test_what_a_model_sends_counts_before_our_defaults(kept: Kept) -> None:
     async with over_http(kept.proxy, "alice") as client:
         files = await client.call_tool("grep", {"pattern": "vault", "archive": False})
-        everything = said(await client.call_tool("grep", {"pattern": "nothing happened", "limit": None}))
-        page = said(await client.call_tool("read_file", {"absolute_path": kept.reference, "characters": 1_000}))
+        everything = said(
+            await client.call_tool("grep", {"pattern": "nothing happened", "limit": None})
+        )
+        page = said(
+            await client.call_tool(
+                "read_file", {"absolute_path": kept.reference, "characters": 1_000}
+            )
+        )
     assert "No matches found" in said(files)
-    assert everything.count("nothing happened") <= 52 and "there are more" in everything, "50 by default"
+    assert everything.count("nothing happened") <= 52 and "there are more" in everything, (
+        "50 by default"
+    )
     assert len(page) <= 1_000 and "continue with read_file(" in page
 
 
 async def test_another_key_gets_the_words_for_what_never_existed(kept: Kept) -> None:
     async with over_http(kept.proxy, "mallory") as client:
-        answers = [await client.call_tool("read_file", {"absolute_path": path}) for path in (kept.reference, NOBODYS)]
+        answers = [
+            await client.call_tool("read_file", {"absolute_path": path})
+            for path in (kept.reference, NOBODYS)
+        ]
         found = said(await client.call_tool("grep", {"pattern": "vault"}))
     assert all(answer.is_error for answer in answers) and FACT not in found
-    assert said(answers[0]).replace(kept.reference, "PATH") == said(answers[1]).replace(NOBODYS, "PATH")
+    assert said(answers[0]).replace(kept.reference, "PATH") == said(answers[1]).replace(
+        NOBODYS, "PATH"
+    )
 
 
 async def test_a_wrong_call_is_an_error_that_the_model_can_read(kept: Kept) -> None:
@@ -118,7 +138,9 @@ async def test_many_clients_at_once(kept: Kept) -> None:
         ("POST", "alice", b"x" * (2 << 20), 413),
     ],
 )
-def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: bytes, status: int) -> None:
+def test_what_is_no_message_is_refused(
+    kept: Kept, method: str, key: str, body: bytes, status: int
+) -> None:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     headers |= {"authorization": f"Bearer {key}"} if key else {}
     url = f"{kept.proxy.root}/_offload/mcp"
@@ -126,16 +148,24 @@ def test_what_is_no_message_is_refused(kept: Kept, method: str, key: str, body: 
     assert reply.status_code == status, reply.text
 
 
-async def test_each_call_is_logged_as_its_operation(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_call_is_logged_as_its_operation(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     async with over_http(kept.proxy, "alice") as client:
         await client.call_tool("grep", {"pattern": "secret words"})
     await until(lambda: "path='/grep'" in str([vars(one) for one in caplog.records]))
-    assert not [one for one in caplog.records if one.name.startswith("proxy") and "secret words" in str(vars(one))]
+    assert not [
+        one
+        for one in caplog.records
+        if one.name.startswith("proxy") and "secret words" in str(vars(one))
+    ]
     assert kept.proxy.metric("requests_total", 'kind="operation"')
 
 
-def test_without_the_extra_the_answer_says_what_to_install(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_answer_says_what_to_install(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "proxy.apps.operations.mcp", None)
     reply = kept.proxy.post("/_offload/mcp", {}, "alice")
     assert reply.status_code == 501 and "pip install '.[mcp]'" in reply.text

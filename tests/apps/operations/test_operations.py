@@ -20,11 +20,19 @@ KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"
 HISTORY = [
     {"role": "user", "content": SECRET},
-    {"role": "assistant", "tool_calls": [{"id": f"call_{SECRET}", "type": "function", "function": {"name": "f"}}]},
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": f"call_{SECRET}", "type": "function", "function": {"name": "f"}}],
+    },
     {"role": "tool", "tool_call_id": f"call_{SECRET}", "content": f"{SECRET} " * 500},
     {"role": "user", "content": "Go on."},
 ]
-OFFLOAD = {"messages": HISTORY, "store_dir": f"/{SECRET}", "max_total_tokens": 0, "max_tool_message_tokens": 100}
+OFFLOAD = {
+    "messages": HISTORY,
+    "store_dir": f"/{SECRET}",
+    "max_total_tokens": 0,
+    "max_tool_message_tokens": 100,
+}
 
 
 def logged(proxy: Proxy, kind: str = "operation") -> list[dict[str, Any]]:
@@ -41,7 +49,10 @@ def proxy(spawn: Callable[..., Proxy], up: StrictUpstream) -> Proxy:
 def test_logs_and_metrics_of_operations_contain_no_content(proxy: Proxy) -> None:
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/context_offload", OFFLOAD | {"context_manage_mode": "compact"}),
-        ("/context_offload", OFFLOAD | {"context_manage_mode": "compress", "model": "m", "chat_id": SECRET}),
+        (
+            "/context_offload",
+            OFFLOAD | {"context_manage_mode": "compress", "model": "m", "chat_id": SECRET},
+        ),
         ("/grep", {"pattern": SECRET}),
         ("/read_file", {"file_path": f"/{SECRET}/none"}),
         ("/context_offload", OFFLOAD | {"store_dir": f"../{SECRET}"}),
@@ -67,9 +78,13 @@ COMPRESSING = json.dumps(OFFLOAD | {"context_manage_mode": "compress", "model": 
 
 
 @pytest.mark.parametrize(
-    ("body", "kind"), [(COMPRESSING[:1], "refused"), (COMPRESSING, "operation")], ids=["partly sent", "whole"]
+    ("body", "kind"),
+    [(COMPRESSING[:1], "refused"), (COMPRESSING, "operation")],
+    ids=["partly sent", "whole"],
 )
-def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy, up: StrictUpstream, body: bytes, kind: str) -> None:
+def test_a_caller_who_leaves_is_no_longer_served(
+    proxy: Proxy, up: StrictUpstream, body: bytes, kind: str
+) -> None:
     up.respond(lambda request: hang())
     head = f"POST /context_offload HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\n"
     head += f"content-length: {len(COMPRESSING)}\r\n\r\n"
@@ -96,12 +111,22 @@ def test_the_body_of_a_refused_caller_is_not_read(
     monkeypatch.setattr(Exchange, "body", look)
     monkeypatch.setattr(operations, "decoded_request", look)
     upstream = {"base_url": "http://127.0.0.1:9/v1"}
-    proxy = serve({"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}})
+    proxy = serve(
+        {"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}}
+    )
     for body in (BODY, b"{"):
-        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (path, coding, len(BODY))
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (
+            path,
+            coding,
+            len(BODY),
+        )
         with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as caller:
             caller.sendall(head + body)
             reply = caller.makefile("rb")
             status, *headers = iter(reply.readline, b"\r\n")
-            [length] = [int(line.partition(b":")[2]) for line in headers if line.lower().startswith(b"content-length:")]
+            [length] = [
+                int(line.partition(b":")[2])
+                for line in headers
+                if line.lower().startswith(b"content-length:")
+            ]
             assert status.startswith(b"HTTP/1.1 401 ") and b'"messages":[]' in reply.read(length)

@@ -10,7 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.test_archive import FACT, LOGS, Kept, Model, archived, ask, body, first_conversation, kept
+from tests.acceptance.test_archive import (
+    FACT,
+    LOGS,
+    Kept,
+    Model,
+    archived,
+    ask,
+    body,
+    first_conversation,
+    kept,
+)
 from tests.clients.apis import api
 from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, tight, wait_until
@@ -50,14 +60,23 @@ def test_a_session_tells_how_it_began(kept: Kept) -> None:
 def test_a_session_lists_its_texts_and_their_calls(kept: Kept) -> None:
     found = recall(kept.proxy, "sessions", session=kept.session[:6])
     texts = {text["path"]: text for text in found["metadata"]["texts"]}
-    assert texts[kept.reference]["about"] == "result of look /logs/0.log" and texts[kept.reference]["tokens"] > 500
+    assert (
+        texts[kept.reference]["about"] == "result of look /logs/0.log"
+        and texts[kept.reference]["tokens"] > 500
+    )
     assert kept.reference in found["answer"]
 
 
 def test_a_search_names_file_call_session_and_line(kept: Kept) -> None:
     found = recall(kept.proxy, "search", pattern="VAULT opens")
     [match] = found["metadata"]["matches"]
-    shown = {"path": kept.reference, "session": kept.session, "line": 61, "column": FACT.index("vault"), "text": FACT}
+    shown = {
+        "path": kept.reference,
+        "session": kept.session,
+        "line": 61,
+        "column": FACT.index("vault"),
+        "text": FACT,
+    }
     assert match == shown
     name = kept.reference.rpartition("/")[2]
     assert f"File: {name} (result of look /logs/0.log; session {kept.session}" in found["answer"]
@@ -93,8 +112,12 @@ def test_a_search_elsewhere_says_where_the_texts_are(kept: Kept) -> None:
 
 
 def test_a_search_stays_in_its_session(kept: Kept) -> None:
-    assert recall(kept.proxy, "search", pattern="vault", session=kept.session)["metadata"]["matches"]
-    assert not recall(kept.proxy, "search", pattern="vault", session="0" * 16)["metadata"]["matches"]
+    assert recall(kept.proxy, "search", pattern="vault", session=kept.session)["metadata"][
+        "matches"
+    ]
+    assert not recall(kept.proxy, "search", pattern="vault", session="0" * 16)["metadata"][
+        "matches"
+    ]
 
 
 def test_a_search_ends_at_its_limit_and_says_so(kept: Kept) -> None:
@@ -113,7 +136,9 @@ def test_a_text_is_read_by_its_reference_or_name(kept: Kept, form: str) -> None:
 def test_a_page_says_how_to_go_on(kept: Kept) -> None:
     page = recall(kept.proxy, "read", absolute_path=kept.reference, characters=1_000)["answer"]
     assert len(page) <= 1_000 and 'continue with read_file(absolute_path="' in page
-    assert recall(kept.proxy, "read", absolute_path=kept.reference, offset=60, limit=1)["answer"].startswith(FACT)
+    assert recall(kept.proxy, "read", absolute_path=kept.reference, offset=60, limit=1)[
+        "answer"
+    ].startswith(FACT)
 
 
 def test_another_key_sees_nothing(kept: Kept) -> None:
@@ -121,10 +146,14 @@ def test_another_key_sees_nothing(kept: Kept) -> None:
     key = "alice2"
     assert recall(kept.proxy, "sessions", key)["metadata"]["sessions"] == []
     assert not recall(kept.proxy, "search", key, pattern="vault")["metadata"]["matches"]
-    said = [posted(kept.proxy, "read", key, absolute_path=path) for path in (kept.reference, NOBODYS)]
+    said = [
+        posted(kept.proxy, "read", key, absolute_path=path) for path in (kept.reference, NOBODYS)
+    ]
     assert [reply.status_code for reply in said] == [404, 404]
     assert said[0].text.replace(kept.reference, "PATH") == said[1].text.replace(NOBODYS, "PATH")
-    said = [posted(kept.proxy, "sessions", key, session=session) for session in (kept.session, "0" * 16)]
+    said = [
+        posted(kept.proxy, "sessions", key, session=session) for session in (kept.session, "0" * 16)
+    ]
     assert said[0].text.replace(kept.session, "ID") == said[1].text.replace("0" * 16, "ID")
 
 
@@ -159,7 +188,10 @@ def test_every_api_is_listed(name: str, tmp_path: Path) -> None:
         first_conversation(proxy, name, model)
         wait_until(lambda: bool(recall(proxy, "sessions")["metadata"]["sessions"]))
         [session] = recall(proxy, "sessions")["metadata"]["sessions"]
-        assert session["title"] == "Look into the logs." and session["model"] == body(name, [], "")[1]["model"]
+        assert (
+            session["title"] == "Look into the logs."
+            and session["model"] == body(name, [], "")[1]["model"]
+        )
 
 
 def test_the_index_is_written_once_for_each_event(tmp_path: Path) -> None:
@@ -177,13 +209,17 @@ def test_the_index_is_written_once_for_each_event(tmp_path: Path) -> None:
         assert first and index(4) == first
         assert set(index(8)) > set(first)
         texts = recall_of(tmp_path, upstream.url)
-    assert sorted({text["about"] for text in texts}) == [f"result of look {path}" for path, _ in LOGS[: len(texts)]]
+    assert sorted({text["about"] for text in texts}) == [
+        f"result of look {path}" for path, _ in LOGS[: len(texts)]
+    ]
 
 
 def recall_of(store: Path, upstream: str) -> list[Json]:
     with served({"default": tight(upstream)}, store=store) as proxy:
         [session] = recall(proxy, "sessions")["metadata"]["sessions"]
-        texts: list[Json] = recall(proxy, "sessions", session=session["session"])["metadata"]["texts"]
+        texts: list[Json] = recall(proxy, "sessions", session=session["session"])["metadata"][
+            "texts"
+        ]
         return texts
 
 
@@ -221,4 +257,7 @@ def test_a_text_of_which_only_the_name_was_written_is_not_there(tmp_path: Path) 
 def test_an_index_names_only_texts_that_are_there(kept: Kept) -> None:
     """It is written after them."""
     found = recall(kept.proxy, "sessions", session=kept.session)["metadata"]["texts"]
-    assert all(json.dumps(recall(kept.proxy, "read", absolute_path=text["path"])["answer"]) for text in found)
+    assert all(
+        json.dumps(recall(kept.proxy, "read", absolute_path=text["path"])["answer"])
+        for text in found
+    )

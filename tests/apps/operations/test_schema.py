@@ -1,4 +1,5 @@
-"""What the operations take: how a wrong parameter is named, which of two names counts, and the description of both."""
+"""What the operations take: how a wrong parameter is named, which of two names counts, and the
+description of both."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def refused(kind: type[msgspec.Struct], body: Any) -> str:
     return error.value.message
 
 
-# -- wrong parameters: the only table of them --------------------------------------------------------------------------
+# -- wrong parameters: the only table of them ------------------------------------------------------
 
 Kind = type[msgspec.Struct]
 RIGHT: dict[Kind, Json] = {
@@ -41,7 +42,12 @@ RIGHT: dict[Kind, Json] = {
     schema.RecallSessions: {},
     schema.CompressMessages: {"messages": HISTORY},
 }
-OFFLOAD, SEARCH, FIND, READ = (schema.OffloadParameters,), (schema.Search,), (schema.Find,), (schema.ReadFile,)
+OFFLOAD, SEARCH, FIND, READ = (
+    (schema.OffloadParameters,),
+    (schema.Search,),
+    (schema.Find,),
+    (schema.ReadFile,),
+)
 PATHS = (3, "", "..", "/../etc/passwd", "a/../../x", "a\x00b", "a\nb", "\ud800", "x" * 100_000)
 SEARCHED = (3, "..", "a/../../x", "a\x00b", "\ud800", "x" * 100_000)
 
@@ -94,12 +100,18 @@ WRONG: list[tuple[Kind, Json, str]] = [
     *unknown(OFFLOADS, "keep_recents", "did you mean `keep_recent`?"),
     *unknown(OFFLOADS, "MaxToolMessageTokens", "did you mean `max_tool_message_tokens`?"),
     *message(".role", {"role": 5, "content": "x"}, {"role": "wizard", "content": "x"}),
-    *message(".content", *({"role": role, "content": {"text": "x"}} for role in ("user", "assistant", "system"))),
+    *message(
+        ".content",
+        *({"role": role, "content": {"text": "x"}} for role in ("user", "assistant", "system")),
+    ),
     *message(".content", {"role": "user", "content": 7}, {"role": "tool", "content": 7}),
     *message(".content[0]", {"role": "user", "content": ["x"]}),
     *message(".content[0].text", {"role": "user", "content": [{"type": "text", "text": 1}]}),
     *message(".tool_calls", {"role": "assistant", "tool_calls": "x"}),
-    *message(".tool_calls[0]", *({"role": "assistant", "tool_calls": [one]} for one in (3, {"id": 3, "function": {}}))),
+    *message(
+        ".tool_calls[0]",
+        *({"role": "assistant", "tool_calls": [one]} for one in (3, {"id": 3, "function": {}})),
+    ),
     *message(".tool_call_id", {"role": "tool", "tool_call_id": 9, "content": "x"}),
     *message("", {"content": "x"}, "Go on.", None, []),
     *missing((*SEARCH, *FIND), "pattern"),
@@ -123,7 +135,11 @@ WRONG: list[tuple[Kind, Json, str]] = [
     *wrong(READ, "characters", 1, 1 << 25, "9"),
     *unknown(READ, "absolutepath", "did you mean `absolute_path`?"),
     *unknown(READ, "ofset", "did you mean `offset`?"),
-    *unknown(READ, "\ud800" * 3, "expected one of absolute_path, characters, column, file_path, limit, offset"),
+    *unknown(
+        READ,
+        "\ud800" * 3,
+        "expected one of absolute_path, characters, column, file_path, limit, offset",
+    ),
     *unknown(READ, "limit" * 1_000_000, "is not a parameter"),
     *wrong((schema.RecallSessions,), "limit", 0, 201, "5"),
     *wrong((schema.RecallSessions,), "session", "*", "F", 3),
@@ -142,8 +158,15 @@ def test_a_wrong_parameter_is_named(kind: Kind, given: Json, named: str) -> None
 
 
 HUGE: list[tuple[Kind, str]] = [
-    *[(kind, name) for kind in OFFLOADS for name in ("max_total_tokens", "keep_recent_count", "preview_char_length")],
-    *[(schema.OffloadParameters, name) for name in ("max_tool_message_tokens", "group_token_threshold")],
+    *[
+        (kind, name)
+        for kind in OFFLOADS
+        for name in ("max_total_tokens", "keep_recent_count", "preview_char_length")
+    ],
+    *[
+        (schema.OffloadParameters, name)
+        for name in ("max_tool_message_tokens", "group_token_threshold")
+    ],
     *[(kind, "limit") for kind in (schema.Search, schema.Find, schema.ReadFile)],
     *[(schema.ReadFile, name) for name in ("offset", "column")],
 ]
@@ -160,18 +183,29 @@ def test_a_parameter_of_another_operation_is_ignored() -> None:
     everything = dict.fromkeys(schema.PARAMETERS, 0)
     more = {"archive": True, "session": None}
     assert (
-        taken(schema.Search, {**everything, "pattern": "x", "path": None, "glob": None, "limit": 1, **more}).limit == 1
+        taken(
+            schema.Search,
+            {**everything, "pattern": "x", "path": None, "glob": None, "limit": 1, **more},
+        ).limit
+        == 1
     )
 
 
 def test_gateways_may_send_anything_beside_the_messages() -> None:
-    assert taken(schema.CompressMessages, {"messages": HISTORY, "model": "m", "config": {"x": 1}}).model == "m"
+    assert (
+        taken(
+            schema.CompressMessages, {"messages": HISTORY, "model": "m", "config": {"x": 1}}
+        ).model
+        == "m"
+    )
 
 
 @pytest.mark.parametrize("content", [{}, {"status": "ok", "pages": [1, {"\ud800": None}]}])
 @pytest.mark.parametrize("role", ["tool", "function"])
 def test_a_tools_result_may_be_an_object(role: str, content: Json) -> None:
-    assert taken(schema.OffloadParameters, {**BODY, "messages": [{"role": role, "content": content}]})
+    assert taken(
+        schema.OffloadParameters, {**BODY, "messages": [{"role": role, "content": content}]}
+    )
 
 
 @pytest.mark.parametrize("name", ["absolute_path", "file_path"])
@@ -206,7 +240,11 @@ def test_null_is_as_if_it_were_left_out(kind: Any, body: Json) -> None:
         b"\x00" * 100,
         b"messages=x&store_dir=y",
         b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b', "store_dir": "/s"}',
-        b'{"messages": [], "store_dir": "/s", "x": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}",
+        b'{"messages": [], "store_dir": "/s", "x": '
+        + b'{"a":' * 100_000
+        + b"1"
+        + b"}" * 100_000
+        + b"}",
         b'{"messages": NaN, "store_dir": "/s"}',
         b'{"messages": [{"role": "user"}], "store_dir": "/s", "compact_ratio_threshold": "1e400"}',
         b'{"pattern": "x\\uZZZZ", "absolute_path": "\\uD800"}',
@@ -226,22 +264,32 @@ def test_the_newer_name_counts_and_both_must_be_valid() -> None:
         assert f"$.{wrong}`" in refused(schema.OffloadParameters, {**both, wrong: {}})
 
 
-# -- the description ---------------------------------------------------------------------------------------------------
+# -- the description -------------------------------------------------------------------------------
 
 SCHEMAS = json.loads(description())["components"]["schemas"]
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
 def test_older_names_have_the_schema_of_the_name(alias: str, name: str) -> None:
-    [found] = [found for kind in ("Offload", "ReadFile") if name in (found := SCHEMAS[kind]["properties"])]
-    assert found[alias] == found[name] | {"deprecated": True, "description": f"older name of `{name}`"}
+    [found] = [
+        found for kind in ("Offload", "ReadFile") if name in (found := SCHEMAS[kind]["properties"])
+    ]
+    assert found[alias] == found[name] | {
+        "deprecated": True,
+        "description": f"older name of `{name}`",
+    }
 
 
 def test_either_name_of_a_required_parameter_is_enough() -> None:
     assert SCHEMAS["Offload"]["required"] == ["messages"]
-    assert SCHEMAS["Offload"]["anyOf"] == [{"required": ["store_dir"]}, {"required": ["storage_path"]}]
+    assert SCHEMAS["Offload"]["anyOf"] == [
+        {"required": ["store_dir"]},
+        {"required": ["storage_path"]},
+    ]
     assert SCHEMAS["Find"]["required"] == ["pattern", "file_path"], "a name of its own there"
 
 
 def test_operations_with_a_fixed_mode_have_no_mode_parameter() -> None:
-    assert not {"context_manage_mode", "working_summary_mode"} & set(SCHEMAS["Compact"]["properties"])
+    assert not {"context_manage_mode", "working_summary_mode"} & set(
+        SCHEMAS["Compact"]["properties"]
+    )

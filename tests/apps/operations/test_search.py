@@ -26,9 +26,14 @@ FIND = regex.compile("needle")
 
 @pytest.fixture
 async def call(tmp_path: Path) -> AsyncIterator[Looking]:
-    guarded, threads = Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None), WorkPool("test")
+    guarded, threads = (
+        Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None),
+        WorkPool("test"),
+    )
     tenant = Tenant(Policy(), "acme")
-    yield StoreCall(tenant, CallerFiles(guarded.visit(30), tenant.namespace, tenant.policy, threads))
+    yield StoreCall(
+        tenant, CallerFiles(guarded.visit(30), tenant.namespace, tenant.policy, threads)
+    )
     threads.close()
 
 
@@ -43,20 +48,28 @@ async def found_in(call: Looking, files: list[File], find: Find, limit: int | No
 
 
 async def test_batches_keep_the_files_order(call: Looking) -> None:
-    files = await stored(call, {f"{number:02}": b"a\nNeedle %d" % number for number in range(20)}, BATCH_BYTES // 2)
+    files = await stored(
+        call, {f"{number:02}": b"a\nNeedle %d" % number for number in range(20)}, BATCH_BYTES // 2
+    )
     found = await found_in(call, files, FIND, None)
     assert [match.text for match in found.matches] == [f"Needle {number}" for number in range(20)]
     assert {match.line for match in found.matches} == {2} and not found.more
 
 
-@pytest.mark.parametrize(("limit", "more"), [(1, True), (29, True), (30, False), (31, False), (10**30, False)])
+@pytest.mark.parametrize(
+    ("limit", "more"), [(1, True), (29, True), (30, False), (31, False), (10**30, False)]
+)
 async def test_a_limit_over_all_files(call: Looking, limit: int, more: bool) -> None:
-    files = await stored(call, {f"{number:02}": b"needle\n" * 3 for number in range(10)}, BATCH_BYTES)
+    files = await stored(
+        call, {f"{number:02}": b"needle\n" * 3 for number in range(10)}, BATCH_BYTES
+    )
     found = await found_in(call, files, FIND, limit)
     assert (len(found.matches), found.more) == (min(limit, 30), more)
 
 
-async def test_nothing_is_read_beyond_the_limit(call: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_read_beyond_the_limit(
+    call: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = await stored(call, {f"{number:02}": b"needle" for number in range(5)}, BATCH_BYTES + 1)
     read: list[str] = []
     read_many = call.shelf.read_many
@@ -70,9 +83,13 @@ async def test_nothing_is_read_beyond_the_limit(call: Looking, monkeypatch: pyte
     assert sorted(read) == [file.name for file in files[:2]], "one more shows that there are more"
 
 
-async def test_an_answer_is_bounded_even_without_a_limit(call: Looking, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_bounded_even_without_a_limit(
+    call: Looking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "CHARACTERS", 100)
-    files = await stored(call, {f"{number:02}": b"needle 123\n" * 6 for number in range(9)}, BATCH_BYTES)
+    files = await stored(
+        call, {f"{number:02}": b"needle 123\n" * 6 for number in range(9)}, BATCH_BYTES
+    )
     found = await found_in(call, files, FIND, None)
     assert (len(found.matches), found.more) == (10, True)
 

@@ -1,4 +1,5 @@
-"""/context_offload in compact mode: every parameter, its default, its exact border, and the formats to the letter."""
+"""/context_offload in compact mode: every parameter, its default, its exact border, and the formats
+to the letter."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def ids(files: dict[str, str]) -> list[str]:
     return [found[1] for path in files if (found := re.search(r"(\w+?)\.[0-9a-f]{16}\.txt$", path))]
 
 
-# -- formats -----------------------------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
 def test_a_result_becomes_a_preview_and_a_reference(caller: Caller) -> None:
@@ -62,7 +63,9 @@ def test_the_metadata_of_a_compaction(caller: Caller) -> None:
 
 
 def test_the_answer_has_a_line_a_file(caller: Caller) -> None:
-    reply = caller.compact([user(), *step("a", TEXT, page("another", 500)), *step("b", page("third", 400)), user()])
+    reply = caller.compact(
+        [user(), *step("a", TEXT, page("another", 500)), *step("b", page("third", 400)), user()]
+    )
     assert len(reply.files) == 3
     assert sorted(reply.answer.splitlines()) == sorted(WRITTEN + path for path in reply.files)
     assert reply.references == list(reply.files)
@@ -78,9 +81,20 @@ def test_nothing_above_the_thresholds_changes_nothing(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    "store_dir", ["/workspace/context_store", "./cache_file/", "./cache_file", "~/x", "plain", "with space", "a/b/c"]
+    "store_dir",
+    [
+        "/workspace/context_store",
+        "./cache_file/",
+        "./cache_file",
+        "~/x",
+        "plain",
+        "with space",
+        "a/b/c",
+    ],
 )
-def test_a_store_dir_is_a_name_and_comes_back_as_it_was_spelled(caller: Caller, store_dir: str) -> None:
+def test_a_store_dir_is_a_name_and_comes_back_as_it_was_spelled(
+    caller: Caller, store_dir: str
+) -> None:
     reply = caller.compact([user(), *step("c", TEXT), user()], store_dir=store_dir)
     [path] = reply.files
     assert path.startswith(store_dir.rstrip("/") + "/c.")
@@ -92,16 +106,23 @@ def test_a_store_dir_is_a_name_and_comes_back_as_it_was_spelled(caller: Caller, 
 
 def test_each_text_part_is_a_file_of_its_own_and_other_parts_stay(caller: Caller) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    parts = [{"type": "text", "text": page("one", 500)}, image, {"type": "text", "text": page("two", 600)}]
+    parts = [
+        {"type": "text", "text": page("one", 500)},
+        image,
+        {"type": "text", "text": page("two", 600)},
+    ]
     reply = caller.compact([user(), *step("c", parts), user()])
     first, same, second = reply.messages[2]["content"]
     assert same == image
     assert set(first) == set(second) == {"type", "text"}
     paths = [COMPACTED.fullmatch(part["text"]) for part in (first, second)]
-    assert [caller.text(found[2]) for found in paths if found] == [page("one", 500), page("two", 600)]
+    assert [caller.text(found[2]) for found in paths if found] == [
+        page("one", 500),
+        page("two", 600),
+    ]
 
 
-# -- borders -----------------------------------------------------------------------------------------------------------
+# -- borders ---------------------------------------------------------------------------------------
 
 
 def test_max_total_tokens_is_exact_and_counts_all_messages(caller: Caller) -> None:
@@ -151,10 +172,12 @@ def test_a_replacement_is_never_larger_than_what_it_replaces(caller: Caller) -> 
 
 
 @pytest.mark.parametrize(
-    ("keep", "moved"), [(0, "abc"), (1, "ab"), (2, "ab"), (3, "a"), (4, "a"), (5, ""), (6, ""), (1_000, "")]
+    ("keep", "moved"),
+    [(0, "abc"), (1, "ab"), (2, "ab"), (3, "a"), (4, "a"), (5, ""), (6, ""), (1_000, "")],
 )
 def test_keep_recent_count_is_widened_to_whole_steps(caller: Caller, keep: int, moved: str) -> None:
-    """Keep the last N messages, and for a result among them also its call and that call's other results."""
+    """Keep the last N messages, and for a result among them also its call and that call's other
+    results."""
     pairs = {one: page(one, 300) for one in ("a", "b", "c")}
     history = [user(), *(message for one, result in pairs.items() for message in step(one, result))]
     files = caller.compact(history, keep_recent_count=keep).files
@@ -170,7 +193,8 @@ def test_one_message_is_recent_by_default(caller: Caller) -> None:
 
 
 def test_operations_ignore_excluded_tools_and_unseen_results(caller: Caller) -> None:
-    """No `exclude_tools`, no minimum saving, no pins: the caller adopts the result, so one call is one event."""
+    """No `exclude_tools`, no minimum saving, no pins: the caller adopts the result, so one call is
+    one event."""
     reply = caller.compact([user(), *step("c", words(400))], keep_recent_count=0)
     assert len(reply.files) == 1
 
@@ -181,7 +205,11 @@ def test_a_result_that_is_an_object_counts_as_its_json(caller: Caller, mode: str
     small: Json = {"status": "none", "rows": []}
     history = [user(), *step("a", big), *step("b", small), user("And?")]
     reply = caller.offload(
-        history, context_manage_mode=mode, max_total_tokens=200, max_tool_message_tokens=200, model=MODEL
+        history,
+        context_manage_mode=mode,
+        max_total_tokens=200,
+        max_tool_message_tokens=200,
+        model=MODEL,
     )
     assert reply.status == 200, reply.answer
     if mode == "compress":

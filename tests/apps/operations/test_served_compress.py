@@ -1,4 +1,5 @@
-"""/context_offload in compress and auto mode: parameters, aliases, defaults, borders, and the formats to the letter."""
+"""/context_offload in compress and auto mode: parameters, aliases, defaults, borders, and the
+formats to the letter."""
 
 from __future__ import annotations
 
@@ -46,11 +47,20 @@ def dialogue(turns: int, size: int) -> list[Json]:
     return [roles[turn % 2](words(size - 4)) for turn in range(turns)]
 
 
-# -- formats -----------------------------------------------------------------------------------------------------------
+# -- formats ---------------------------------------------------------------------------------------
 
 
-def test_old_history_becomes_a_snapshot_in_the_system_message(caller: Caller, model: Summaries) -> None:
-    history = [system("You are brief."), user(), *step("c", TEXT), assistant("So be it."), user("Next?"), assistant()]
+def test_old_history_becomes_a_snapshot_in_the_system_message(
+    caller: Caller, model: Summaries
+) -> None:
+    history = [
+        system("You are brief."),
+        user(),
+        *step("c", TEXT),
+        assistant("So be it."),
+        user("Next?"),
+        assistant(),
+    ]
     reply = caller.compress(history, chat_id="session_1")
     assert reply.messages[1:] == history[-2:]
     content = reply.messages[0]["content"]
@@ -77,8 +87,11 @@ def test_old_history_becomes_a_snapshot_in_the_system_message(caller: Caller, mo
     ],
     ids=["nothing", "developer", "parts"],
 )
-def test_the_snapshot_joins_whatever_leads(caller: Caller, model: Summaries, leading: list[Json], role: str) -> None:
-    """A developer message keeps its role, parts stay parts, and a system message is made where there is none."""
+def test_the_snapshot_joins_whatever_leads(
+    caller: Caller, model: Summaries, leading: list[Json], role: str
+) -> None:
+    """A developer message keeps its role, parts stay parts, and a system message is made where
+    there is none."""
     reply = caller.compress([*leading, *dialogue(6, 100)])
     assert [message["role"] for message in reply.messages] == [role, "user", "assistant"]
     content = reply.messages[0]["content"]
@@ -90,23 +103,31 @@ def test_the_snapshot_joins_whatever_leads(caller: Caller, model: Summaries, lea
 
 def test_later_system_messages_keep_their_place(caller: Caller, model: Summaries) -> None:
     old = dialogue(4, 100)
-    reply = caller.compress([system("One."), *old[:2], system("Two."), *old[2:], user("x"), assistant("y")])
+    reply = caller.compress(
+        [system("One."), *old[:2], system("Two."), *old[2:], user("x"), assistant("y")]
+    )
     assert [message["content"] for message in reply.messages[1:]] == ["Two.", "x", "y"]
     assert json.loads(caller.text(reply.groups[0])) == old
 
 
-def test_compress_system_message_summarises_system_messages_too(caller: Caller, model: Summaries) -> None:
+def test_compress_system_message_summarises_system_messages_too(
+    caller: Caller, model: Summaries
+) -> None:
     history = [system(words(300)), *dialogue(6, 100)]
     kept, taken = caller.compress(history), caller.compress(history, compress_system_message=True)
     assert history[0] not in json.loads(caller.text(kept.groups[0]))
     assert history[0] in json.loads(caller.text(taken.groups[0]))
     assert kept.messages[0]["content"].startswith(words(300))
     assert words(300) not in str(taken.messages)
-    same = caller.compress(history, compress_system_message=False, chat_id=kept.metadata["chat_id"] + "b")
-    assert [message["role"] for message in same.messages] == [message["role"] for message in kept.messages]
+    same = caller.compress(
+        history, compress_system_message=False, chat_id=kept.metadata["chat_id"] + "b"
+    )
+    assert [message["role"] for message in same.messages] == [
+        message["role"] for message in kept.messages
+    ]
 
 
-# -- borders -----------------------------------------------------------------------------------------------------------
+# -- borders ---------------------------------------------------------------------------------------
 
 
 def test_compress_counts_what_it_would_compress(caller: Caller, model: Summaries) -> None:
@@ -130,7 +151,16 @@ def test_two_messages_are_recent_by_default(caller: Caller, model: Summaries) ->
 
 @pytest.mark.parametrize(
     ("threshold", "sizes"),
-    [(None, [6]), (0, [6]), (600, [6]), (599, [5, 1]), (300, [3, 3]), (200, [2, 2, 2]), (199, [1] * 6), (1, [1] * 6)],
+    [
+        (None, [6]),
+        (0, [6]),
+        (600, [6]),
+        (599, [5, 1]),
+        (300, [3, 3]),
+        (200, [2, 2, 2]),
+        (199, [1] * 6),
+        (1, [1] * 6),
+    ],
 )
 def test_groups_are_greedy_and_their_border_is_exact(
     caller: Caller, model: Summaries, threshold: int | None, sizes: list[int]
@@ -147,19 +177,37 @@ def test_groups_are_greedy_and_their_border_is_exact(
     assert numbers == list(range(numbers[0], numbers[0] + len(sizes)))
 
 
-def test_groups_consist_of_whole_steps_and_a_large_step_is_its_own_group(caller: Caller, model: Summaries) -> None:
+def test_groups_consist_of_whole_steps_and_a_large_step_is_its_own_group(
+    caller: Caller, model: Summaries
+) -> None:
     small, large = dialogue(2, 100), step("big", words(900), words(800))
     history = [*small, *large, *dialogue(2, 100), user(), assistant()]
     reply = caller.compress(history, group_token_threshold=500)
-    assert [json.loads(caller.text(path)) for path in reply.groups] == [small, large, dialogue(2, 100)]
+    assert [json.loads(caller.text(path)) for path in reply.groups] == [
+        small,
+        large,
+        dialogue(2, 100),
+    ]
 
 
-# -- auto --------------------------------------------------------------------------------------------------------------
+# -- auto ------------------------------------------------------------------------------------------
 
 
 def test_compact_ratio_threshold_is_exact(caller: Caller, model: Summaries) -> None:
-    history = [user(words(2_000)), assistant(words(1_000)), *step("c", words(3_000)), user(), assistant(), user()]
-    tight = {"max_total_tokens": 100, "max_tool_message_tokens": 0, "context_manage_mode": "auto", "model": MODEL}
+    history = [
+        user(words(2_000)),
+        assistant(words(1_000)),
+        *step("c", words(3_000)),
+        user(),
+        assistant(),
+        user(),
+    ]
+    tight = {
+        "max_total_tokens": 100,
+        "max_tool_message_tokens": 0,
+        "context_manage_mode": "auto",
+        "model": MODEL,
+    }
     compacted = caller.compact(history).metadata
     ratio = compacted["tokens_after"] / compacted["tokens_before"]
     assert not caller.offload(history, compact_ratio_threshold=ratio, **tight).groups
@@ -168,7 +216,9 @@ def test_compact_ratio_threshold_is_exact(caller: Caller, model: Summaries) -> N
     assert len(model.asked) == 1
 
 
-def test_compact_ratio_threshold_is_three_quarters_by_default(caller: Caller, model: Summaries) -> None:
+def test_compact_ratio_threshold_is_three_quarters_by_default(
+    caller: Caller, model: Summaries
+) -> None:
     for rest, compressed in ((2_000, False), (20_000, True)):
         history = [user(words(rest)), *step("c", words(3_000)), user(), assistant(), user()]
         reply = caller.offload(history, max_total_tokens=100, model=MODEL)
@@ -178,7 +228,12 @@ def test_compact_ratio_threshold_is_three_quarters_by_default(caller: Caller, mo
 def test_every_alias_and_every_default_spelled_out(caller: Caller, model: Summaries) -> None:
     """Make the same call twice, once with the older names and once with every default."""
     history = [user(words(20_000)), *step("c", words(3_000)), user(), assistant(), user()]
-    old = {"working_summary_mode": "auto", "all_token_threshold": 20_000, "keep_recent": None, "storage_path": STORE}
+    old = {
+        "working_summary_mode": "auto",
+        "all_token_threshold": 20_000,
+        "keep_recent": None,
+        "storage_path": STORE,
+    }
     new = {
         "context_manage_mode": "auto",
         "compact_ratio_threshold": 0.75,
@@ -193,16 +248,27 @@ def test_every_alias_and_every_default_spelled_out(caller: Caller, model: Summar
     shapes = []
     for given in (old, new, {"store_dir": STORE}):
         with Caller(caller.proxy) as one:
-            reply = one.post("/context_offload", {"messages": history, "model": MODEL, "chat_id": "x", **given})
-            shapes.append((set(reply.files), [message["role"] for message in reply.messages], reply.messages[1:]))
+            reply = one.post(
+                "/context_offload", {"messages": history, "model": MODEL, "chat_id": "x", **given}
+            )
+            shapes.append(
+                (
+                    set(reply.files),
+                    [message["role"] for message in reply.messages],
+                    reply.messages[1:],
+                )
+            )
     assert shapes[0] == shapes[1] == shapes[2]
 
 
-# -- who writes the summary --------------------------------------------------------------------------------------------
+# -- who writes the summary ------------------------------------------------------------------------
 
 
 def test_the_policys_model_writes_summaries_by_default() -> None:
-    with operated({"offload": {"compress": {"model": "policy-model"}}}) as (proxy, model, _), Caller(proxy) as caller:
+    with (
+        operated({"offload": {"compress": {"model": "policy-model"}}}) as (proxy, model, _),
+        Caller(proxy) as caller,
+    ):
         assert caller.compress(dialogue(6, 100), model=None).groups
         assert caller.compress(dialogue(6, 100), model="own-model").groups
         assert [request.json["model"] for request in model.asked] == ["policy-model", "own-model"]
@@ -220,12 +286,17 @@ def test_compaction_needs_no_model(caller: Caller) -> None:
     history = [user(), *step("c", TEXT), user(words(96))]
     assert len(caller.compact(history).files) == 1
     tight = {"max_total_tokens": 500, "max_tool_message_tokens": 0}
-    assert len(caller.offload(history, context_manage_mode="auto", **tight).files) == 1, "enough without a summary"
+    assert len(caller.offload(history, context_manage_mode="auto", **tight).files) == 1, (
+        "enough without a summary"
+    )
 
 
 @pytest.mark.parametrize("made", [0, 1, 2])
-def test_a_summary_that_fails_loses_nothing(caller: Caller, world: World, model: Summaries, made: int) -> None:
-    """Whichever group fails, nothing is written, and a caller that adopts the reply still has its history."""
+def test_a_summary_that_fails_loses_nothing(
+    caller: Caller, world: World, model: Summaries, made: int
+) -> None:
+    """Whichever group fails, nothing is written, and a caller that adopts the reply still has its
+    history."""
     history = dialogue(8, 500)
     snapshot = text(f"<state_snapshot>{SUMMARY}</state_snapshot>")
     world.up.script(*[snapshot] * made, error(500))
@@ -235,7 +306,9 @@ def test_a_summary_that_fails_loses_nothing(caller: Caller, world: World, model:
     assert len(caller.compress(history, group_token_threshold=1_000).groups) == 3
 
 
-def test_an_answer_without_a_snapshot_is_refused(caller: Caller, world: World, model: Summaries) -> None:
+def test_an_answer_without_a_snapshot_is_refused(
+    caller: Caller, world: World, model: Summaries
+) -> None:
     history = dialogue(6, 100)
     world.up.script(text("I'm sorry, I can't."), text("Hello! How can I help?"))
     reply = caller.compress(history)

@@ -1,4 +1,5 @@
-"""Known faults of the original, each with a test that would have caught it, and failures of store or process."""
+"""Known faults of the original, each with a test that would have caught it, and failures of store
+or process."""
 
 from __future__ import annotations
 
@@ -33,17 +34,24 @@ Json = dict[str, Any]
 TEXT = page("result", 3_000)
 
 
-# -- the original's ----------------------------------------------------------------------------------------------------
+# -- the original's --------------------------------------------------------------------------------
 
 
 def test_fault_auto_mode_threw_the_compaction_away(caller: Caller) -> None:
     """When the original went on to compress, it started again from the whole messages."""
-    history = [user(words(9_000)), assistant(words(9_000)), *step("recent", TEXT), assistant("Read it.")]
+    history = [
+        user(words(9_000)),
+        assistant(words(9_000)),
+        *step("recent", TEXT),
+        assistant("Read it."),
+    ]
     reply = caller.offload(history, context_manage_mode="auto", max_total_tokens=8_000, model=MODEL)
     assert len(reply.groups) == 1, "compaction was not enough"
     [path] = reply.references
     assert caller.text(path) == TEXT
-    assert reply.messages[2]["content"].startswith(TEXT[:100] + "... (detailed result is stored in ")
+    assert reply.messages[2]["content"].startswith(
+        TEXT[:100] + "... (detailed result is stored in "
+    )
     assert {WRITTEN + one for one in (path, *reply.groups)} == set(reply.answer.splitlines())
     assert set(reply.files) == {path, *reply.groups}
 
@@ -74,20 +82,46 @@ def test_fault_any_file_of_the_server_was_readable(caller: Caller, tmp_path: Pat
     on_disk = [str(path) for path in caller.proxy.stored()]
     assert on_disk
     relative = "../" * 12 + str(secret)
-    for path in ("/etc/passwd", str(secret), relative, f"{STORE}/{relative}", f"file://{secret}", *on_disk):
+    for path in (
+        "/etc/passwd",
+        str(secret),
+        relative,
+        f"{STORE}/{relative}",
+        f"file://{secret}",
+        *on_disk,
+    ):
         assert caller.read(path).status in (400, 404), path
-        assert caller.post("/grep", {"pattern": "heliotrope", "file_path": path}).status in (400, 404), path
-    for path in ("/etc", str(tmp_path), "/", relative, f"{STORE}/../../..", str(caller.proxy.store)):
+        assert caller.post("/grep", {"pattern": "heliotrope", "file_path": path}).status in (
+            400,
+            404,
+        ), path
+    for path in (
+        "/etc",
+        str(tmp_path),
+        "/",
+        relative,
+        f"{STORE}/../../..",
+        str(caller.proxy.store),
+    ):
         assert not caller.grep("heliotrope|root:", path=path).metadata.get("matches"), path
 
 
 def test_fault_null_content_failed_the_call(caller: Caller) -> None:
     nulls = [{"role": role, "content": None} for role in ("system", "user", "assistant")]
-    history = [*nulls, *step("a", None), *step("b", TEXT), {"role": "assistant", "tool_calls": []}, user(), user()]
+    history = [
+        *nulls,
+        *step("a", None),
+        *step("b", TEXT),
+        {"role": "assistant", "tool_calls": []},
+        user(),
+        user(),
+    ]
     del history[3]["content"]
     assert len(caller.compact(history).files) == 1
     reply = caller.compress(history)
-    assert [message for message in caller.restored(reply.messages) if message["role"] != "system"] == history[1:]
+    assert [
+        message for message in caller.restored(reply.messages) if message["role"] != "system"
+    ] == history[1:]
     assert caller.offload(history, model=MODEL).messages == history
 
 
@@ -104,11 +138,27 @@ def test_fault_tool_pairs_were_cut(caller: Caller) -> None:
 
 
 def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
-    extra = {"name": "ada", "annotations": [{"n": 1}], "reasoning_content": "so", "x_unknown": {"deep": [None, 1.5]}}
+    extra = {
+        "name": "ada",
+        "annotations": [{"n": 1}],
+        "reasoning_content": "so",
+        "x_unknown": {"deep": [None, 1.5]},
+    }
     call, result = step("c", TEXT)
-    call = {**call, "refusal": None, "reasoning": "hm", "tool_calls": [{**call["tool_calls"][0], "index": 0}]}
+    call = {
+        **call,
+        "refusal": None,
+        "reasoning": "hm",
+        "tool_calls": [{**call["tool_calls"][0], "index": 0}],
+    }
     cached = {"type": "text", "text": "Hi.", "cache_control": {"type": "ephemeral"}}
-    history = [{**system(), **extra}, {"role": "user", "content": [cached], **extra}, call, result, {**user(), **extra}]
+    history = [
+        {**system(), **extra},
+        {"role": "user", "content": [cached], **extra},
+        call,
+        result,
+        {**user(), **extra},
+    ]
     reply = caller.compact(history)
     content = reply.messages[3]["content"]
     assert REFERENCE.search(content)
@@ -116,7 +166,9 @@ def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
     compressed = caller.compress(history)
     assert history[0] in compressed.messages
     assert caller.restored(compressed.messages)[0] == history[1]
-    assert [message for message in caller.restored(compressed.messages) if message["role"] != "system"] == history[1:]
+    assert [
+        message for message in caller.restored(compressed.messages) if message["role"] != "system"
+    ] == history[1:]
 
 
 def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
@@ -129,14 +181,18 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
     assert reply.raw.count(odd) == 2
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     earlier = set(caller.proxy.stored())
     [path] = caller.compact([user(), *step("c", TEXT), user()]).references
     [group] = caller.compress([user(page("group", 300)), assistant(), user(), assistant()]).groups
-    files = {one.name: one for one in caller.proxy.stored() if one.parent.name == "files" and one not in earlier}
+    files = {
+        one.name: one
+        for one in caller.proxy.stored()
+        if one.parent.name == "files" and one not in earlier
+    }
     file = files[key_part(canonical(path))]
     whole, text = file.read_bytes(), caller.text(path)
     file.write_bytes(whole[:40] + bytes([whole[40] ^ 4]) + whole[41:])
@@ -147,13 +203,15 @@ def test_a_damaged_text_is_named_and_never_served(caller: Caller) -> None:
     below = caller.grep("line 7", path=STORE)
     assert {match["path"] for match in below.metadata["matches"]} == {group}
     assert below.metadata["damaged"] == [path]
-    assert below.answer.endswith(f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}")
+    assert below.answer.endswith(
+        f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}"
+    )
     assert caller.proxy.metric("store_damaged_records_total", "files") == before + 3
     file.write_bytes(whole)
     assert caller.text(path) == text and "damaged" not in caller.grep("line 7", path=STORE).metadata
 
 
-# -- references that are none ------------------------------------------------------------------------------------------
+# -- references that are none ----------------------------------------------------------------------
 
 
 def test_text_that_looks_like_a_reference_is_content(caller: Caller) -> None:
@@ -166,7 +224,7 @@ def test_text_that_looks_like_a_reference_is_content(caller: Caller) -> None:
     assert caller.text(path) == TEXT
 
 
-# -- a store that fails, a process that ends ---------------------------------------------------------------------------
+# -- a store that fails, a process that ends -------------------------------------------------------
 
 HISTORY = [user(), *step("c", TEXT), user(words(96)), assistant(), user()]
 
@@ -189,7 +247,8 @@ def test_the_store_is_down_and_the_messages_come_back() -> None:
 
 
 def test_a_killed_process_has_kept_everything_it_answered_for(tmp_path: Path) -> None:
-    """Files are durable before the reply: after a SIGKILL right after it, the next process has them all."""
+    """Files are durable before the reply: after a SIGKILL right after it, the next process has them
+    all."""
     with StrictUpstream() as up:
         policies = {"default": {"upstream": {"base_url": up.url}}}
         with spawned(policies, tmp_path / "store") as proxy, Caller(proxy, "the key") as caller:
@@ -199,6 +258,9 @@ def test_a_killed_process_has_kept_everything_it_answered_for(tmp_path: Path) ->
             proxy.process.wait(10)
         with spawned(policies, tmp_path / "store") as proxy, Caller(proxy, "the key") as caller:
             assert caller.restored(adopted.messages) == HISTORY
-            assert caller.grep("line 77:", path=STORE).metadata["matches"][0]["path"] == adopted.references[0]
+            assert (
+                caller.grep("line 77:", path=STORE).metadata["matches"][0]["path"]
+                == adopted.references[0]
+            )
             again = caller.compact(adopted.messages)
             assert (again.messages, again.files) == (adopted.messages, {})

@@ -1,5 +1,5 @@
-"""Fuzzes with JSON of right and wrong shape: no 500, no traceback, nothing outside the store, nothing lost, and nothing
-that /openapi.json does not describe."""
+"""Fuzzes with JSON of right and wrong shape: no 500, no traceback, nothing outside the store,
+nothing lost, and nothing that /openapi.json does not describe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HISTORY = [user(), *step("c", TEXT), user("And?")]
 
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
-# -- JSON of any shape -------------------------------------------------------------------------------------------------
+# -- JSON of any shape -----------------------------------------------------------------------------
 
 scalars = some.one_of(
     some.none(),
@@ -40,15 +40,30 @@ scalars = some.one_of(
     some.integers(-(2**70), 2**70),
     some.floats(allow_nan=False, allow_infinity=False),
     some.text(max_size=20),
-    some.sampled_from(["../../x", "/etc/passwd", "\x00", STORE, "(a+)+$", "*", "a" * 300, "auto", "tool", "\ud800"]),
+    some.sampled_from(
+        [
+            "../../x",
+            "/etc/passwd",
+            "\x00",
+            STORE,
+            "(a+)+$",
+            "*",
+            "a" * 300,
+            "auto",
+            "tool",
+            "\ud800",
+        ]
+    ),
 )
 anything = some.recursive(
     scalars,
-    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
-# -- what the operations take ------------------------------------------------------------------------------------------
+# -- what the operations take ----------------------------------------------------------------------
 
 ODD_PATHS = (
     *("..", "/../etc/passwd", "a/../../x", "~/../../x", "x/..\\..\\y", "/etc/passwd"),
@@ -57,19 +72,27 @@ ODD_PATHS = (
 """Paths that climb, or that no file system takes."""
 
 texts = some.sampled_from([TEXT, "words " * 200, "brief", ""]) | some.text(max_size=30)
-parts = some.lists(some.fixed_dictionaries({"type": some.just("text"), "text": texts}, optional={"x": anything}))
+parts = some.lists(
+    some.fixed_dictionaries({"type": some.just("text"), "text": texts}, optional={"x": anything})
+)
 contents = texts | parts
 ids = some.sampled_from(["a", "b", "../../x", "\x00", "é"])
 
 
 def messages_of(*roles: str) -> some.SearchStrategy[Json]:
     """Make messages with a text or parts, and perhaps an unknown field."""
-    return some.fixed_dictionaries({"role": some.sampled_from(roles), "content": contents}, optional={"x": anything})
+    return some.fixed_dictionaries(
+        {"role": some.sampled_from(roles), "content": contents}, optional={"x": anything}
+    )
 
 
 said = messages_of("user", "assistant")
-orphans = some.fixed_dictionaries({"role": some.just("tool"), "tool_call_id": ids, "content": contents})
-steps = some.builds(lambda one, results: step(one, *results), ids, some.lists(contents, min_size=1, max_size=3))
+orphans = some.fixed_dictionaries(
+    {"role": some.just("tool"), "tool_call_id": ids, "content": contents}
+)
+steps = some.builds(
+    lambda one, results: step(one, *results), ids, some.lists(contents, min_size=1, max_size=3)
+)
 turns = steps | steps | some.lists(said, min_size=1, max_size=2) | some.lists(orphans, max_size=1)
 leading = some.lists(messages_of("system", "developer"), max_size=2)
 histories = some.builds(
@@ -119,10 +142,15 @@ RIGHT = {
     "/context_offload": offloads,
     "/context_compact": offloads,
     "/context_compress": offloads,
-    "/grep": questions | some.builds(lambda asked, session: {**asked, "session": session}, questions, sessions),
+    "/grep": questions
+    | some.builds(lambda asked, session: {**asked, "session": session}, questions, sessions),
     "/read_file": reads,
-    "/recall_sessions": some.fixed_dictionaries({}, optional={"session": sessions, "limit": some.integers(0, 201)}),
-    "/v1/compress": some.fixed_dictionaries({"messages": histories}, optional={"model": some.just(MODEL)}),
+    "/recall_sessions": some.fixed_dictionaries(
+        {}, optional={"session": sessions, "limit": some.integers(0, 201)}
+    ),
+    "/v1/compress": some.fixed_dictionaries(
+        {"messages": histories}, optional={"model": some.just(MODEL)}
+    ),
 }
 PARAMETERS = [
     "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
@@ -148,12 +176,17 @@ FIRST: list[tuple[str, Any]] = [
     *(
         (path, {"messages": HISTORY, "store_dir": STORE, "model": MODEL, **wrong})
         for path in ("/context_offload", "/context_compact", "/context_compress")
-        for wrong in ({"keep_recent": "5"}, {"store_dir": "../x"}, {"messages": [*HISTORY, None]}, {"keep": 1})
+        for wrong in (
+            {"keep_recent": "5"},
+            {"store_dir": "../x"},
+            {"messages": [*HISTORY, None]},
+            {"keep": 1},
+        )
     ),
 ]
 """What every run tries."""
 
-# -- what is said of them ----------------------------------------------------------------------------------------------
+# -- what is said of them --------------------------------------------------------------------------
 
 DOCUMENT = json.loads(description())
 
@@ -220,7 +253,9 @@ def test_random_conversations_lose_nothing(caller: Caller) -> None:
             reply = caller.post("/context_offload", {**body, "messages": messages})
             assert reply.status in (200, 400), reply.answer
             assert reply.status == 200 or reply.messages == messages
-            assert reply.groups or reply.metadata.get("tokens_after", 0) <= reply.metadata.get("tokens_before", 0)
+            assert reply.groups or reply.metadata.get("tokens_after", 0) <= reply.metadata.get(
+                "tokens_before", 0
+            )
             messages = reply.messages
             assert spoken(caller.restored(messages)) == spoken(history)
 
@@ -246,7 +281,8 @@ def test_random_file_requests_are_answered(caller: Caller) -> None:
         assert {match["path"] for match in inside.metadata.get("matches", [])} <= {path}
         reply = caller.read(path, **span)
         assert reply.status in (200, 400)
-        text = reply.answer.rpartition("\n[lines ")[0] or reply.answer  # without the line that says how to go on
+        # without the line that says how to go on
+        text = reply.answer.rpartition("\n[lines ")[0] or reply.answer
         assert reply.status == 400 or text in TEXT
 
     fuzz()

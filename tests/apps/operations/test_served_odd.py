@@ -1,5 +1,6 @@
-"""Requests that are odd but not wrong, of another method, or too large. `tests/apps/operations/test_schema.py` has the
-table of wrong parameters, and `test_operations_fuzz.py` sends them."""
+"""Requests that are odd but not wrong, of another method, or too large.
+`tests/apps/operations/test_schema.py` has the table of wrong parameters, and
+`test_operations_fuzz.py` sends them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.apps.operations.served import ALL, MODEL, STORE, Caller, enveloped, operated, page, step, user
+from tests.apps.operations.served import (
+    ALL,
+    MODEL,
+    STORE,
+    Caller,
+    enveloped,
+    operated,
+    page,
+    step,
+    user,
+)
 
 Json = dict[str, Any]
 
@@ -16,7 +27,7 @@ TEXT = page("result", 1_000)
 HISTORY = [user(), *step("c", TEXT), user("And?")]
 
 
-# -- numbers without bounds --------------------------------------------------------------------------------------------
+# -- numbers without bounds ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [2**63 - 1, 2**64, 10**30])
@@ -34,7 +45,7 @@ def test_a_huge_number_means_all_there_is(caller: Caller, number: int) -> None:
     assert [reply.answer for reply in replies[:3]] == ["", TEXT, ""]
 
 
-# -- messages that are odd ---------------------------------------------------------------------------------------------
+# -- messages that are odd -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -44,22 +55,49 @@ def test_a_huge_number_means_all_there_is(caller: Caller, number: int) -> None:
         [*step("c", TEXT)[:1], user("never answered")],
         [*step("same", TEXT), *step("same", TEXT), *step("same", TEXT + "!")],
         [{"role": "tool", "content": TEXT}, user()],
-        [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}, user()],
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "function_call": {"name": "f", "arguments": "{}"},
+            },
+            user(),
+        ],
         [{"role": "user", "content": []}, {"role": "tool", "tool_call_id": "x", "content": []}],
         [{"role": "system", "content": TEXT}] * 3,
-        [user("\ud800"), *step("c", "\ud83d half an emoji, \udc00 and the other half\n" * 100), user()],
+        [
+            user("\ud800"),
+            *step("c", "\ud83d half an emoji, \udc00 and the other half\n" * 100),
+            user(),
+        ],
     ],
-    ids=["orphan", "unanswered", "same id", "no id", "function_call", "empty parts", "systems only", "half characters"],
+    ids=[
+        "orphan",
+        "unanswered",
+        "same id",
+        "no id",
+        "function_call",
+        "empty parts",
+        "systems only",
+        "half characters",
+    ],
 )
 @pytest.mark.parametrize("mode", ["compact", "compress", "auto"])
 def test_odd_histories_come_back_whole(caller: Caller, messages: list[Json], mode: str) -> None:
-    tight = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0, "model": MODEL}
+    tight = {
+        "max_total_tokens": 0,
+        "max_tool_message_tokens": 0,
+        "keep_recent_count": 0,
+        "model": MODEL,
+    }
     reply = caller.offload(messages, context_manage_mode=mode, **tight)
     assert reply.status in (200, 400)
     if reply.status != 200:
         assert reply.messages == messages
     else:
-        whole = [message for message in caller.restored(reply.messages) if message["role"] != "system"]
+        whole = [
+            message for message in caller.restored(reply.messages) if message["role"] != "system"
+        ]
         assert whole == [message for message in messages if message["role"] != "system"]
 
 
@@ -84,5 +122,7 @@ def test_methods_other_than_post_are_refused(caller: Caller, path: str) -> None:
 def test_a_body_above_the_limit() -> None:
     with operated(body_limit=10_000) as (proxy, _, _), Caller(proxy) as caller:
         for path in ALL:
-            reply = caller.post(path, {"messages": [user("x" * 20_000)], "store_dir": STORE, "pattern": "x"})
+            reply = caller.post(
+                path, {"messages": [user("x" * 20_000)], "store_dir": STORE, "pattern": "x"}
+            )
             assert (reply.status, reply.messages) == (413, []), "it was not read"

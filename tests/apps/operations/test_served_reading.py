@@ -1,4 +1,5 @@
-"""/grep in both shapes and /read_file: exact formats, borders, and which caller's files they see."""
+"""/grep in both shapes and /read_file: exact formats, borders, and which caller's files they
+see."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ import httpx
 import pytest
 
 from tests.acceptance.test_openai_client import TOOL, history
-from tests.apps.operations.served import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
+from tests.apps.operations.served import (
+    ALL,
+    STORE,
+    Caller,
+    Summaries,
+    World,
+    assistant,
+    page,
+    step,
+    user,
+)
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy, tight
 
@@ -27,15 +38,20 @@ TOOLS = {
 
 
 def put(caller: Caller, texts: dict[str, str], store_dir: str = STORE) -> dict[str, str]:
-    """Store these through the front door: call id → path. Short ones too: a last line makes them worth moving."""
+    """Store these through the front door: call id → path. Short ones too: a last line makes them
+    worth moving."""
     padded = {name: value + "\n" + "~ " * 150 for name, value in texts.items()}
-    messages = [user(), *(message for name, value in padded.items() for message in step(name, value)), assistant()]
+    messages = [
+        user(),
+        *(message for name, value in padded.items() for message in step(name, value)),
+        assistant(),
+    ]
     reply = caller.compact(messages, store_dir=store_dir, preview_char_length=1)
     by_text = {value: path for path, value in reply.files.items()}
     return {name: by_text[value] for name, value in padded.items()}
 
 
-# -- grep below a directory --------------------------------------------------------------------------------------------
+# -- grep below a directory ------------------------------------------------------------------------
 
 
 def test_grep_answers_with_this_exact_text(caller: Caller) -> None:
@@ -47,14 +63,25 @@ def test_grep_answers_with_this_exact_text(caller: Caller) -> None:
         names["gamma"]: "L1: a tool\nL3: the last tool",
     }
     body = "".join(f"---\nFile: {name}\n{lines}\n" for name, lines in sorted(blocks.items()))
-    assert reply.answer == f'Found 4 matches for pattern "tool" in path "./cache_file/" (filter: "*.txt"):\n{body}---'
+    assert (
+        reply.answer
+        == f'Found 4 matches for pattern "tool" in path "./cache_file/" (filter: "*.txt"):\n{body}---'
+    )
     assert reply.messages == []
 
 
 def test_matches_are_also_in_the_metadata(caller: Caller) -> None:
     paths = put(caller, TOOLS)
-    found = {(one["path"], one["line"]): one for one in caller.grep("too", path=STORE).metadata["matches"]}
-    assert set(found) == {(paths["alpha"], 1), (paths["alpha"], 3), (paths["gamma"], 1), (paths["gamma"], 3)}
+    found = {
+        (one["path"], one["line"]): one
+        for one in caller.grep("too", path=STORE).metadata["matches"]
+    }
+    assert set(found) == {
+        (paths["alpha"], 1),
+        (paths["alpha"], 3),
+        (paths["gamma"], 1),
+        (paths["gamma"], 3),
+    }
     assert all(set(one) >= {"path", "line", "column", "text"} for one in found.values())
     assert found[paths["alpha"], 3]["text"] == "tool two, tool too"
     assert found[paths["gamma"], 3]["text"][found[paths["gamma"], 3]["column"] :].startswith("tool")
@@ -87,7 +114,7 @@ def test_without_a_path_all_of_the_callers_files_are_searched(caller: Caller) ->
     assert len(caller.grep("tool").metadata["matches"]) == 8
 
 
-# -- grep in one file --------------------------------------------------------------------------------------------------
+# -- grep in one file ------------------------------------------------------------------------------
 
 
 def test_grep_in_one_file_answers_with_this_exact_text(caller: Caller) -> None:
@@ -110,7 +137,9 @@ def test_grep_in_one_file_takes_literal_text(caller: Caller) -> None:
 def test_grep_in_one_file_has_a_limit_of_50_by_default(caller: Caller) -> None:
     path = put(caller, {"x": "hit\n" * 200})["x"]
     counts = [
-        len(caller.post("/grep", {"pattern": "hit", "file_path": path, **given}).answer.splitlines())
+        len(
+            caller.post("/grep", {"pattern": "hit", "file_path": path, **given}).answer.splitlines()
+        )
         for given in ({}, {"limit": 7}, {"limit": 150}, {"limit": 10_000})
     ]
     assert counts == [50, 7, 150, 200]
@@ -118,12 +147,14 @@ def test_grep_in_one_file_has_a_limit_of_50_by_default(caller: Caller) -> None:
 
 def test_a_file_path_of_null_is_none(caller: Caller) -> None:
     path = put(caller, TOOLS)["alpha"]
-    reply = caller.post("/grep", {"pattern": "tool one", "path": None, "file_path": None, "limit": None})
+    reply = caller.post(
+        "/grep", {"pattern": "tool one", "path": None, "file_path": None, "limit": None}
+    )
     assert reply.status == 200
     assert path.endswith(reply.metadata["matches"][0]["path"].removeprefix("."))
 
 
-# -- read_file ---------------------------------------------------------------------------------------------------------
+# -- read_file -------------------------------------------------------------------------------------
 
 LINES = "".join(f"line {number}\u2028 Ärger ☃\r\n" for number in range(250)) + "the end, unended"
 
@@ -131,9 +162,13 @@ LINES = "".join(f"line {number}\u2028 Ärger ☃\r\n" for number in range(250)) 
 def test_read_file_takes_offset_and_limit(caller: Caller) -> None:
     [path] = caller.compact([user(), *step("c", LINES), user()]).files
     whole = re.findall(r".*\n|.+", LINES)
-    for offset, limit in product([None, 0, 3, 249, 250, 251, 10**6], [None, 0, 1, 2, 100, 10**6, 2**53]):
+    for offset, limit in product(
+        [None, 0, 3, 249, 250, 251, 10**6], [None, 0, 1, 2, 100, 10**6, 2**53]
+    ):
         stop = None if limit is None else (offset or 0) + limit
-        assert caller.read(path, offset=offset, limit=limit).answer == "".join(whole[offset or 0 : stop])
+        assert caller.read(path, offset=offset, limit=limit).answer == "".join(
+            whole[offset or 0 : stop]
+        )
     assert caller.read(path).answer == LINES
 
 
@@ -150,7 +185,9 @@ def test_read_file_returns_metadata(caller: Caller) -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["/context_store/none.txt", "none", "/", ".", STORE, "/etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/context_store/none.txt", "none", "/", ".", STORE, "/etc/passwd"]
+)
 def test_reading_a_missing_file_is_404(caller: Caller, path: str) -> None:
     caller.compact([user(), *step("c", LINES), user()])
     reply = caller.read(path)
@@ -170,7 +207,9 @@ def test_every_match_of_a_search_opens_its_file(caller: Caller, name: str) -> No
 
 
 def test_names_in_an_answer_can_be_taken_out_of_it_with_a_simple_pattern(caller: Caller) -> None:
-    paths = put(caller, {"web-search: a/b?c=d": "one tool\n", "été 2-x": "two tools\n"}, "./cache_file/")
+    paths = put(
+        caller, {"web-search: a/b?c=d": "one tool\n", "été 2-x": "two tools\n"}, "./cache_file/"
+    )
     names = re.findall(r"File: ([\w.]+)", caller.grep("tool", path="./cache_file/").answer)
     assert {f"./cache_file/{name}" for name in names} == set(paths.values())
     assert all(re.fullmatch(r"[A-Za-z0-9_.]+", name) for name in names)
@@ -184,15 +223,23 @@ def test_a_path_that_markdown_escaped_is_the_same_path(caller: Caller) -> None:
     assert caller.read("context\\_store/none\\_at\\_all.txt").status == 404
 
 
-# -- whose files -------------------------------------------------------------------------------------------------------
+# -- whose files -----------------------------------------------------------------------------------
 
 
-def test_callers_never_see_each_others_files(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
-    """Nor do two callers of the default tenant, with the same directory, chat and call id; two keys of one tenant do
-    where its policy says so."""
+def test_callers_never_see_each_others_files(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
+    """Nor do two callers of the default tenant, with the same directory, chat and call id; two keys
+    of one tenant do where its policy says so."""
     up.respond(Summaries())
     shared = {**tenant(up, "acme", "a1", "a2"), "share_namespace": True}
-    proxy = serve({"acme": shared, "beta": tenant(up, "beta", "b"), "default": {"upstream": {"base_url": up.url}}})
+    proxy = serve(
+        {
+            "acme": shared,
+            "beta": tenant(up, "beta", "b"),
+            "default": {"upstream": {"base_url": up.url}},
+        }
+    )
     with Caller(proxy, "a1") as acme, Caller(proxy, "a2") as same, Caller(proxy, "b") as beta:
         with Caller(proxy) as one, Caller(proxy) as other:
             never_meet(acme, beta, one, other)
@@ -207,7 +254,9 @@ def tenant(up: StrictUpstream, name: str, *keys: str) -> Json:
 
 def never_meet(*callers: Caller) -> None:
     """Check that each caller finds and opens its own files and no others."""
-    secrets = dict(zip(callers, ("heliotrope", "chartreuse", "periwinkle", "vermilion"), strict=True))
+    secrets = dict(
+        zip(callers, ("heliotrope", "chartreuse", "periwinkle", "vermilion"), strict=True)
+    )
     for one, secret in secrets.items():
         one.compact([user(), *step("same", page(secret, 300)), user()])
         one.compress([user(page(secret, 300)), assistant()], chat_id="same", keep_recent_count=0)
@@ -217,7 +266,11 @@ def never_meet(*callers: Caller) -> None:
         assert len(paths) == 2
         assert all(own in one.text(path) and others not in one.text(path) for path in paths)
         [path] = {match["path"] for match in one.grep(own, glob="*.txt").metadata["matches"]}
-        assert other.read(path).status == other.post("/grep", {"pattern": own, "file_path": path}).status == 404
+        assert (
+            other.read(path).status
+            == other.post("/grep", {"pattern": own, "file_path": path}).status
+            == 404
+        )
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -235,17 +288,24 @@ def test_file_operations_without_a_key_are_401(world: World, path: str) -> None:
 
 
 def test_a_key_is_asked_for_before_the_name_of_the_host(caller: Caller) -> None:
-    """Documents of such operations call `0.0.0.0` and send no key: another name of the host would not help them."""
+    """Documents of such operations call `0.0.0.0` and send no key: another name of the host would
+    not help them."""
     body = {"pattern": "x"}
-    nobody = httpx.post(f"{caller.proxy.root}/grep", json=body, headers={"host": "0.0.0.0:8002"}, trust_env=False)
+    nobody = httpx.post(
+        f"{caller.proxy.root}/grep", json=body, headers={"host": "0.0.0.0:8002"}, trust_env=False
+    )
     assert nobody.status_code == 401 and "Authorization: Bearer KEY" in nobody.json()["answer"]
     assert caller.http.post("/grep", json=body, headers={"host": "0.0.0.0:8002"}).status_code == 200
     page = {"host": "evil.example", "origin": "https://evil.example"}
-    refused = httpx.post(f"{caller.proxy.root}/v1/chat/completions", json=body, headers=page, trust_env=False)
+    refused = httpx.post(
+        f"{caller.proxy.root}/v1/chat/completions", json=body, headers=page, trust_env=False
+    )
     assert refused.status_code == 403, "chats of a page are refused as before"
 
 
-def test_an_unknown_key_is_refused_without_an_open_policy(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_an_unknown_key_is_refused_without_an_open_policy(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     with Caller(serve({"acme": tenant(up, "acme", "another")})) as stranger:
         refused = stranger.offload([user()])
         assert (refused.status, refused.messages) == (401, [])
@@ -267,17 +327,27 @@ def test_the_proxys_originals_open_by_their_paths_and_are_not_listed(
         assert all(opened(caller, path) in whole for path in paths)
         assert all(other.read(path).status == 404 for path in paths)
         mine = put(caller, {"mine": "code is mine"})["mine"]
-        assert {opened(caller, match["path"]) for match in caller.grep(".").metadata["matches"]} == {
-            opened(caller, mine)
+        assert {
+            opened(caller, match["path"]) for match in caller.grep(".").metadata["matches"]
+        } == {opened(caller, mine)}
+        assert {match["path"] for match in caller.grep(".", path=STORE).metadata["matches"]} == {
+            mine
         }
-        assert {match["path"] for match in caller.grep(".", path=STORE).metadata["matches"]} == {mine}
-        assert opened(caller, paths[0].removeprefix("/context_store/")) in whole, "its name is enough"
-        assert all(caller.post("/grep", {"pattern": "a", "file_path": path}).status == 200 for path in paths)
-        assert all(other.post("/grep", {"pattern": "a", "file_path": path}).status == 404 for path in paths)
+        assert opened(caller, paths[0].removeprefix("/context_store/")) in whole, (
+            "its name is enough"
+        )
+        assert all(
+            caller.post("/grep", {"pattern": "a", "file_path": path}).status == 200
+            for path in paths
+        )
+        assert all(
+            other.post("/grep", {"pattern": "a", "file_path": path}).status == 404 for path in paths
+        )
 
 
 def opened(caller: Caller, path: str) -> str:
-    """Return the file. It is there at once, though the proxy writes it while the request is under way."""
+    """Return the file. It is there at once, though the proxy writes it while the request is under
+    way."""
     reply = caller.read(path)
     assert reply.status == 200, reply.answer
     return reply.answer

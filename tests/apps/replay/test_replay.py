@@ -39,7 +39,9 @@ def session(topic: str, steps: int = 8) -> list[Json]:
     bodies = []
     for number in range(steps):
         bodies.append({"model": "gpt-4o", "messages": list(messages)})
-        messages += chat(f"c{number}", "\n".join(f"{topic} {number} line {line}" for line in range(300)), "look")
+        messages += chat(
+            f"c{number}", "\n".join(f"{topic} {number} line {line}" for line in range(300)), "look"
+        )
     return bodies
 
 
@@ -50,16 +52,29 @@ def as_items(body: Json) -> Json:
 
 def as_messages(body: Json) -> Json:
     """The same request as a client of the Messages API has it."""
-    return {"model": body["model"], "max_tokens": 100, "messages": messages.request(body["messages"])["messages"]}
+    return {
+        "model": body["model"],
+        "max_tokens": 100,
+        "messages": messages.request(body["messages"])["messages"],
+    }
 
 
 def har(*entries: Json) -> Json:
     return {"log": {"version": "1.2", "entries": list(entries)}}
 
 
-def entry(body: Json | None, path: str = "/v1/chat/completions", usage: Json | None = None, **content: str) -> Json:
-    secret = [{"name": "Authorization", "value": f"Bearer {SECRET}"}, {"name": "Cookie", "value": SECRET}]
-    request: Json = {"method": "POST", "url": f"https://api.test{path}?key={SECRET}", "headers": secret}
+def entry(
+    body: Json | None, path: str = "/v1/chat/completions", usage: Json | None = None, **content: str
+) -> Json:
+    secret = [
+        {"name": "Authorization", "value": f"Bearer {SECRET}"},
+        {"name": "Cookie", "value": SECRET},
+    ]
+    request: Json = {
+        "method": "POST",
+        "url": f"https://api.test{path}?key={SECRET}",
+        "headers": secret,
+    }
     if body is not None:
         request["postData"] = {"mimeType": "application/json", "text": json.dumps(body)}
     text = content or {"text": json.dumps({"choices": [], "usage": usage})}
@@ -115,16 +130,28 @@ def test_policies_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
 def test_the_recommended_profile_costs_least_where_little_is_lost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Short sessions lose the tokens of our tools. One long session saves more than forty of them lose."""
+    """Short sessions lose the tokens of our tools. One long session saves more than forty of them
+    lose."""
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
-    short = [[body | {"tools": [tool]} for body in session(f"short {number}", 2)] for number in range(40)]
+    short = [
+        [body | {"tools": [tool]} for body in session(f"short {number}", 2)] for number in range(40)
+    ]
     long = [body | {"tools": [tool]} for body in session("long", 40)]
     none, frugal = (
         "none, because no profile saves enough",
         "frugal, the cheapest profile whose dearer sessions lose at ",
     )
     for topics, best in ((short, none), ([*short, long], frugal)):
-        assert main(["replay", "--profile", lines(folder / "a.jsonl", [body for one in topics for body in one])]) == OK
+        assert (
+            main(
+                [
+                    "replay",
+                    "--profile",
+                    lines(folder / "a.jsonl", [body for one in topics for body in one]),
+                ]
+            )
+            == OK
+        )
         out = capsys.readouterr().out
         assert f"recommended: {best}" in out
         assert f"40 of {len(topics)} sessions cost more; what they lose is " in out
@@ -133,7 +160,10 @@ def test_the_recommended_profile_costs_least_where_little_is_lost(
 @pytest.mark.parametrize(
     ("sessions", "best"),
     [
-        ({"careful": [(100, 90)], "frugal": [(50, 30), (50, 55)]}, "careful, the cheapest profile whose"),
+        (
+            {"careful": [(100, 90)], "frugal": [(50, 30), (50, 55)]},
+            "careful, the cheapest profile whose",
+        ),
         ({"careful": [(50, 50)], "frugal": [(50, 45), (50, 51)]}, "none, because"),
         ({"careful": [(0, 0)]}, "none, because"),
     ],
@@ -154,26 +184,37 @@ def test_a_profile_is_recommended_if_it_saves_and_little_is_lost(
     assert list(headline(tallies, (), recommend=True))[-1].startswith(f"recommended: {best}")
 
 
-def test_what_dearer_sessions_lose_is_a_share_of_all_cost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_dearer_sessions_lose_is_a_share_of_all_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     recorded = lines(folder / "a.jsonl", [session("one", 1)[0] | {"tools": [tool]}])
     [found] = asked(capsys, recorded)["policies"]
     share = (found["cost_after"] - found["cost_before"]) / found["cost_before"]
     assert main(["replay", recorded]) == OK
-    assert f"1 of 1 session cost more; what it loses is {share:.1%} of all cost" in capsys.readouterr().out
+    assert (
+        f"1 of 1 session cost more; what it loses is {share:.1%} of all cost"
+        in capsys.readouterr().out
+    )
 
 
-def test_where_nothing_moves_it_says_what_the_plan_waits_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_moves_it_says_what_the_plan_waits_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorded = lines(folder / "a.jsonl", session("one"))
     (folder / "high.yaml").write_text("offload: {max_tool_message_tokens: 20000}\n")
     assert main(["replay", "--policy", "high.yaml", recorded]) == OK
     said = capsys.readouterr().out.splitlines()[1]
     assert said.startswith("nothing moves. In the largest request, the history is ")
     assert said.endswith("; no result above 20,000 tokens is left to move")
-    (folder / "high.yaml").write_text("tools: {inject: always}\noffload: {max_tool_message_tokens: 20000}\n")
+    (folder / "high.yaml").write_text(
+        "tools: {inject: always}\noffload: {max_tool_message_tokens: 20000}\n"
+    )
     assert main(["replay", "--policy", "high.yaml", recorded]) == OK
     said = capsys.readouterr().out.splitlines()[1]
-    assert said.startswith("nothing moves, and the proxy's tools add tokens. In the largest request, the history is ")
+    assert said.startswith(
+        "nothing moves, and the proxy's tools add tokens. In the largest request, the history is "
+    )
 
 
 def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +222,12 @@ def test_json_has_every_figure(folder: Path, capsys: pytest.CaptureFixture[str])
     report = asked(capsys, "--policy", "early.yaml", recorded, recorded)
     assert (report["files"], report["requests"]) == ([recorded, recorded], 16)
     [found] = report["policies"]
-    assert (found["policy"], found["planned"], found["billed"], found["sessions"]) == ("early.yaml", 16, 0, 1)
+    assert (found["policy"], found["planned"], found["billed"], found["sessions"]) == (
+        "early.yaml",
+        16,
+        0,
+        1,
+    )
     assert 0 < found["tokens_after"] < found["tokens_before"]
     assert 0 < found["cost_after"] < found["cost_before"]
     assert found["sessions_costing_more"] == 0 and found["worst_session"] < 1
@@ -204,7 +250,11 @@ def test_har_counts_what_was_billed_and_leaves_credentials_alone(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     *_, body = session("one")
-    usage = {"prompt_tokens": 20_000, "prompt_tokens_details": {"cached_tokens": 4_000}, "completion_tokens": 3}
+    usage = {
+        "prompt_tokens": 20_000,
+        "prompt_tokens_details": {"cached_tokens": 4_000},
+        "completion_tokens": 3,
+    }
     encoded = b64encode(json.dumps({"usage": usage}).encode()).decode()
     recording = har(
         entry(body, usage=usage),
@@ -226,8 +276,12 @@ def test_har_counts_what_was_billed_and_leaves_credentials_alone(
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
 
 
-def test_an_api_with_an_upstream_of_its_own_has_its_window(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "two.yaml").write_text("offload: {profile: careful}\nupstreams: {messages: {context_window: 9000}}\n")
+def test_an_api_with_an_upstream_of_its_own_has_its_window(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "two.yaml").write_text(
+        "offload: {profile: careful}\nupstreams: {messages: {context_window: 9000}}\n"
+    )
     *_, body = session("one", 6)
     given = lines(folder / "a.jsonl", [body]), lines(folder / "b.jsonl", [as_messages(body)])
     for path, changed in zip(given, (0, 1), strict=True):
@@ -235,11 +289,16 @@ def test_an_api_with_an_upstream_of_its_own_has_its_window(folder: Path, capsys:
         assert (found["planned"], found["changed"]) == (1, changed), path
 
 
-def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_member_is_named_until_the_policy_knows_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = lines(folder / "a.jsonl", [{**body, "n": 2} for body in session("one", 2)])
     [found] = asked(capsys, path)["policies"]
     assert found["unplanned"] == {"field n": 2} and found["worst_session"] is None
-    sent = [{"url": "/v1/chat/completions", "body": {**body, "note": "ours"}} for body in session("one", 2)]
+    sent = [
+        {"url": "/v1/chat/completions", "body": {**body, "note": "ours"}}
+        for body in session("one", 2)
+    ]
     path = lines(folder / "a.jsonl", sent)
     [found] = asked(capsys, path)["policies"]
     assert found["unplanned"] == {"field note": 2}
@@ -250,17 +309,23 @@ def test_an_unknown_member_is_named_until_the_policy_knows_it(folder: Path, caps
     assert (found["planned"], found["unplanned"]) == (2, {})
 
 
-def test_members_that_only_a_log_has_are_left_aside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_that_only_a_log_has_are_left_aside(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bodies = session("one")
     plain = asked(capsys, lines(folder / "a.jsonl", bodies))["policies"]
-    logged: list[Json] = [{"at": "noon", **body, "id": number} for number, body in enumerate(bodies)]
+    logged: list[Json] = [
+        {"at": "noon", **body, "id": number} for number, body in enumerate(bodies)
+    ]
     path = lines(folder / "a.jsonl", logged)
     assert asked(capsys, path)["policies"] == plain
     assert main(["replay", path]) == OK
     assert "left aside what no API has: at, id" in capsys.readouterr().out
 
 
-def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     body = json.dumps(session("one", 1)[0]).encode()
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + body + b"\r\n\n  \n" + body)
     assert asked(capsys, str(folder / "a.jsonl"))["requests"] == 2
@@ -283,7 +348,9 @@ def test_a_record_that_is_not_whole_is_named_and_the_others_count(
         assert report["left_out"] == ["a.jsonl:3: not a JSON object"] * (cut > 1)
 
 
-def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_leaves_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines(folder / "a.jsonl", session("one"))
     (folder / "loop.jsonl").symlink_to("loop.jsonl")
     (folder / "page.json").write_text("<!doctype html>\n<p>\n")
@@ -294,11 +361,20 @@ def test_a_file_that_cannot_be_read_leaves_the_others(folder: Path, capsys: pyte
     assert main(["replay", "."]) == OK
     out, _ = capsys.readouterr()
     assert "16 requests, 1 session, 7 files, 6 of them left out or read in part" in out
-    said = [line.removeprefix("left out: ") for line in out.splitlines() if line.startswith("left out: ")]
-    assert said[0] == "empty.jsonl (and 1 more file): holds no request to a model, or only those of an earlier file"
+    said = [
+        line.removeprefix("left out: ")
+        for line in out.splitlines()
+        if line.startswith("left out: ")
+    ]
+    assert (
+        said[0]
+        == "empty.jsonl (and 1 more file): holds no request to a model, or only those of an earlier file"
+    )
     starts = ("late.jsonl.gz: is not whole", "loop.jsonl: cannot be read: Too many", "package.json: expected a request",
               "page.json:1: not a JSON object; 1 more of its records cannot be read either")  # fmt: skip
-    assert len(said) == 5 and all(one.startswith(start) for one, start in zip(said[1:], starts, strict=True))
+    assert len(said) == 5 and all(
+        one.startswith(start) for one, start in zip(said[1:], starts, strict=True)
+    )
 
 
 GOOD = json.dumps(session("one", 1)[0]) + "\n"
@@ -320,11 +396,18 @@ UTF_16 = "a.jsonl: expected UTF-8, and this is UTF-16: PowerShell's > writes it"
         (f"\ufeff{GOOD}".encode("utf-16-be"), UTF_16),
         ('{"log": {"entries": [{},\n\n]}}', "a.har:3: not JSON: "),
         ('{"log": {}}', "a.har:1: expected a request body of chat"),
-        ('{"log": {"entries": [{"request": {"method": 1}}]}}', "a.har: entry 1: expected a request body of chat"),
+        (
+            '{"log": {"entries": [{"request": {"method": 1}}]}}',
+            "a.har: entry 1: expected a request body of chat",
+        ),
     ],
 )
 def test_a_bad_file_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: str | bytes, said: str
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | bytes,
+    said: str,
 ) -> None:
     monkeypatch.setattr(recordings, "LONGEST", 1_000_000)
     path = folder / said.partition(":")[0]
@@ -335,15 +418,21 @@ def test_a_bad_file_is_named(
     assert f"{found.place}: {found.why}".startswith(said)
 
 
-def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_read_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "none.jsonl: cannot be read: No such file or directory" in mistake(capsys, "none.jsonl")
     assert f"{folder}: has no files named *.jsonl, " in mistake(capsys, str(folder))
     recorded = lines(folder / "a.jsonl", session("one", 1))
     assert "none.yaml: cannot be read" in mistake(capsys, "--policy", "none.yaml", recorded)
     (folder / "bad.yaml").write_text("offload: {mode: atuo}\n")
-    assert "bad.yaml:1: offload.mode: expected one of" in mistake(capsys, "--policy", "bad.yaml", recorded)
+    assert "bad.yaml:1: offload.mode: expected one of" in mistake(
+        capsys, "--policy", "bad.yaml", recorded
+    )
     (folder / "bad.yaml").write_text("offload: {said: [{tool: x}]}\n")
-    assert "bad.yaml:1: offload.said[0]: expected text" in mistake(capsys, "--policy", "bad.yaml", recorded)
+    assert "bad.yaml:1: offload.said[0]: expected text" in mistake(
+        capsys, "--policy", "bad.yaml", recorded
+    )
 
 
 def test_a_closed_folder_is_named(
@@ -364,7 +453,9 @@ def test_a_closed_folder_is_named(
     assert said.startswith(f"{closed}: cannot be read: ")
 
 
-def test_a_tenants_policy_needs_none_of_its_callers_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tenants_policy_needs_none_of_its_callers_keys(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "acme.yaml").write_text("api_keys: [{env: NOT_SET}]\n" + EARLY)
     recorded = lines(folder / "a.jsonl", session("one"))
     [found] = asked(capsys, "--policy", "acme.yaml", recorded)["policies"]
@@ -385,29 +476,44 @@ def test_lines_of_messages_are_told_from_chat(
     *_, body = session("one", steps)
     path = lines(folder / "a.jsonl", [as_messages(body) | more])
     [found] = Recordings().requests(Path(path))
-    assert found.dialect is not None and found.dialect.name == "messages" and not found.dialect.counts
+    assert (
+        found.dialect is not None and found.dialect.name == "messages" and not found.dialect.counts
+    )
     assert asked(capsys, path)["policies"][0]["planned"] == 1
 
 
 def test_lines_of_chat_are_not_taken_for_messages(folder: Path) -> None:
-    bodies = [*session("one", 2), {**session("one", 1)[0], "max_tokens": 5, "thinking": {"type": "enabled"}}]
-    bodies.append({"model": "m", "messages": [{"role": "system", "content": "tool_result input_schema"}]})
+    bodies = [
+        *session("one", 2),
+        {**session("one", 1)[0], "max_tokens": 5, "thinking": {"type": "enabled"}},
+    ]
+    bodies.append(
+        {"model": "m", "messages": [{"role": "system", "content": "tool_result input_schema"}]}
+    )
     path = lines(folder / "a.jsonl", bodies)
-    assert [one.dialect and one.dialect.name for one in Recordings().requests(Path(path))] == ["chat"] * 4
+    assert [one.dialect and one.dialect.name for one in Recordings().requests(Path(path))] == [
+        "chat"
+    ] * 4
 
 
 def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = session("one", 1)[0]
-    socket = {"request": {"method": "GET", "url": "wss://api.test/v1/responses"}, "_webSocketMessages": [{"data": 1}]}
+    socket = {
+        "request": {"method": "GET", "url": "wss://api.test/v1/responses"},
+        "_webSocketMessages": [{"data": 1}],
+    }
     blocked = entry(body) | {"response": None}
     odd = entry(body) | {"response": {"status": "ok", "content": [1]}}
     nothing = entry(body) | {"response": {"status": 200, "content": {"size": -1, "text": None}}}
     form = entry(None)
     form["request"]["postData"] = {"mimeType": "multipart/form-data", "params": []}
     packed = entry(body)
-    packed["request"]["postData"] = {"text": b64encode(json.dumps(body).encode()).decode(), "encoding": "base64"}
+    packed["request"]["postData"] = {
+        "text": b64encode(json.dumps(body).encode()).decode(),
+        "encoding": "base64",
+    }
     bad = {"request": {"method": "POST", "url": "http://[bad/v1/chat/completions", "postData": 3}}
     path = folder / "a.har"
     path.write_text(json.dumps(har(socket, blocked, odd, nothing, form, packed, bad)))
@@ -416,7 +522,9 @@ def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
     assert found["unplanned"] == {"other API": 2, "invalid": 1}
 
 
-def test_callers_that_begin_alike_have_sessions_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_callers_that_begin_alike_have_sessions_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In captures. Bodies alone do not say whose they are."""
     first, *_, last = session("one")
     given = [
@@ -426,7 +534,9 @@ def test_callers_that_begin_alike_have_sessions_of_their_own(folder: Path, capsy
     ]
     [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "a.jsonl", given))["policies"]
     assert (found["planned"], found["sessions"]) == (4, 2)
-    [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "b.jsonl", [first, last] * 2))["policies"]
+    [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "b.jsonl", [first, last] * 2))[
+        "policies"
+    ]
     assert (found["planned"], found["sessions"]) == (4, 1)
 
 
@@ -440,7 +550,10 @@ def test_lines_may_name_their_address_as_batches_and_captures_do(
         {"url": "/v1/messages?beta=true", "usage": said, "body": as_messages(body)},
         {"url": "/v1/messages/count_tokens", "body": as_messages(body)},
         {"url": "/v1/responses", "usage": {"prompt": "many"}, "body": as_items(body)},
-        {"url": "/v1/responses", "body": {"model": "m", "input": "go on", "previous_response_id": "r"}},
+        {
+            "url": "/v1/responses",
+            "body": {"model": "m", "input": "go on", "previous_response_id": "r"},
+        },
         {"url": "/v1/embeddings", "body": {"model": "m", "input": "x"}},
         {"url": "/v1/chat/completions", "body": 3},
     ]
@@ -457,11 +570,15 @@ def test_gzip_is_read_and_must_be_whole(folder: Path, capsys: pytest.CaptureFixt
         (folder / "b.jsonl.gz").write_bytes(damaged)
         assert main(["replay", "b.jsonl.gz", "a.jsonl"]) == OK
         assert "left out: b.jsonl.gz: is not whole, or no gzip" in capsys.readouterr()[0]
-    (folder / "c.har").write_bytes(gzip.compress(json.dumps(har(entry(session("one", 1)[0]))).encode()))
+    (folder / "c.har").write_bytes(
+        gzip.compress(json.dumps(har(entry(session("one", 1)[0]))).encode())
+    )
     assert asked(capsys, "c.har")["requests"] == 1
 
 
-def test_a_directory_stands_for_the_recordings_below_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_stands_for_the_recordings_below_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "deep").mkdir()
     lines(folder / "deep" / "b.jsonl", session("one"))
     lines(folder / "a.jsonl", session("two"))
@@ -477,7 +594,9 @@ def test_a_directory_stands_for_the_recordings_below_it(folder: Path, capsys: py
     ]
 
 
-def test_names_that_are_no_text_or_move_terminals_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_no_text_or_move_terminals_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = os.fsdecode(b"\xff\x1b[31m.jsonl")
     lines(folder / name, session("one", 1))
     (folder / "\x1b[2J.yaml").write_text(EARLY)
@@ -505,7 +624,8 @@ def test_standard_input_is_read(
 def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    # which a shell's background job ignores
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     reader, writer = os.pipe()
     over = threading.Event()
 

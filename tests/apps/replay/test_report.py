@@ -45,17 +45,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reported(folder: Path, *arguments: str, model: str = "gpt-4o") -> str:
     bodies = [body | {"model": model} for topic in ("one", "two") for body in session(topic)]
     recorded = lines(folder / "a<b>.jsonl", bodies)
-    assert main(["replay", "--html", "r.html", "--policy", "early.yaml", *arguments, recorded]) == OK
+    assert (
+        main(["replay", "--html", "r.html", "--policy", "early.yaml", *arguments, recorded]) == OK
+    )
     return (folder / "r.html").read_text(encoding="utf-8")
 
 
-def test_the_report_has_the_figures_of_the_table_and_of_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_the_figures_of_the_table_and_of_json(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = Page(reported(folder, "--policy", "other.yaml", "--json"))
     found, _ = json.loads(capsys.readouterr().out)["policies"]
     for name in ("tokens_before", "tokens_after", "cost_before", "cost_after"):
         assert f" {found[name]:,} " in page.text
     assert "fewer tokens" in page.text and "0 of 2 sessions cost more" in page.text
-    assert f"{found['cost_before']:,} as it came, and {found['cost_after']:,} as planned" in page.text
+    assert (
+        f"{found['cost_before']:,} as it came, and {found['cost_after']:,} as planned" in page.text
+    )
     assert page.text.count("the plan in words") == 2 and "a<b>.jsonl" in page.text
     assert [tag for tag, _ in page.elements].count("li") == found["events"]
     assert [tag for tag, _ in page.elements].count("polyline") == 2
@@ -66,9 +72,20 @@ def test_it_needs_nothing_else_and_allows_no_script(folder: Path) -> None:
     text = reported(folder)
     page = Page(text)
     assert not re.search(r"@import|url\(", text)
-    assert not [name for _, one in page.elements for name in one if name in ("src", "href", "action", "style")]
-    [policy] = [one["content"] for _, one in page.elements if one.get("http-equiv") == "Content-Security-Policy"]
-    assert policy is not None and policy.startswith("default-src 'none';") and "script" not in policy
+    assert not [
+        name
+        for _, one in page.elements
+        for name in one
+        if name in ("src", "href", "action", "style")
+    ]
+    [policy] = [
+        one["content"]
+        for _, one in page.elements
+        if one.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert (
+        policy is not None and policy.startswith("default-src 'none';") and "script" not in policy
+    )
 
 
 def test_names_from_strangers_are_text(folder: Path) -> None:

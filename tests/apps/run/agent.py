@@ -1,4 +1,5 @@
-"""An agent for tests of `run`: it asks both APIs by the variables of their SDKs, and does what it is told then."""
+"""An agent for tests of `run`: it asks both APIs by the variables of their SDKs, and does what it
+is told then."""
 
 from __future__ import annotations
 
@@ -10,11 +11,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-TOOL = {"name": "read_log", "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}
+TOOL = {
+    "name": "read_log",
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+}
 
 
 def post(url: str, body: dict[str, object]) -> int:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     request.add_header("authorization", f"Bearer {os.environ.get('KEY', 'k')}")
     try:
         with urllib.request.urlopen(request) as reply:
@@ -30,13 +36,23 @@ def chat(results: int) -> int:
     """Ask for a reply to a history with so many results of some 5,000 tokens."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Read the logs."}]
     for number in range(results):
-        call = {"id": f"call_{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
-        text = "".join(f"{number}:{line:04} moved {line * 53 % 997} crates\n" for line in range(500))
+        call = {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "read_log", "arguments": "{}"},
+        }
+        text = "".join(
+            f"{number}:{line:04} moved {line * 53 % 997} crates\n" for line in range(500)
+        )
         messages += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"call_{number}", "content": text},
         ]
-    body = {"model": "gpt-4.1", "messages": messages, "tools": [{"type": "function", "function": TOOL}]}
+    body = {
+        "model": "gpt-4.1",
+        "messages": messages,
+        "tools": [{"type": "function", "function": TOOL}],
+    }
     return post(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body)
 
 
@@ -60,7 +76,11 @@ def main() -> int:
             case "kill-run":
                 os.kill(os.getppid(), signal.SIGKILL)
             case "say":
-                print("proxy", *(child for child in children(os.getppid()) if child != os.getpid()), flush=True)
+                print(
+                    "proxy",
+                    *(child for child in children(os.getppid()) if child != os.getpid()),
+                    flush=True,
+                )
             case "terminal":
                 print(*os.get_terminal_size(), flush=True)
             case "wait":

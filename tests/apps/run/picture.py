@@ -1,4 +1,5 @@
-"""Draws docs/images/run.svg: a terminal in which Claude Code runs behind a proxy, before a scripted model.
+"""Draws docs/images/run.svg: a terminal in which Claude Code runs behind a proxy, before a scripted
+model.
 
     python -m tests.apps.run.picture
 
@@ -40,7 +41,12 @@ def main() -> None:
         ours.chmod(0o755)
         (work / "task.txt").write_text("\n".join(prompts("claude")))
         upstream.respond(api("messages", claude.worker(work)))
-        known = environment(home, upstream.url, ANTHROPIC_API_KEY="a-key", CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")
+        known = environment(
+            home,
+            upstream.url,
+            ANTHROPIC_API_KEY="a-key",
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        )
         with terminal(work, {**known, "PATH": f"{programs}:{os.environ['PATH']}"}) as shown:
             shown.type("clear")
             shown.type("offload-proxy run -- claude -p --allowedTools Read < task.txt")
@@ -53,7 +59,8 @@ def main() -> None:
 def write_logs(folder: Path) -> None:
     for number in range(LOGS):
         lines = [
-            f"{number}:{at:03} the quick worker {at * 37 % 101} moved {at * 53 % 997} crates" for at in range(LINES)
+            f"{number}:{at:03} the quick worker {at * 37 % 101} moved {at * 53 % 997} crates"
+            for at in range(LINES)
         ]
         lines[50] += f"; {FACTS[number]}" if number in FACTS else ""
         (folder / f"part{number}.log").write_text("\n".join(lines) + "\n")
@@ -62,7 +69,9 @@ def write_logs(folder: Path) -> None:
 def drawn(rows: list[str]) -> str:
     """Return the rows as an SVG."""
     width, height = round(COLUMNS * WIDTH + 2 * EDGE), len(rows) * HEIGHT + 2 * EDGE
-    style = 'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" xml:space="preserve"'
+    style = (
+        'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14" xml:space="preserve"'
+    )
     lines = [
         f'<text x="{EDGE}" y="{EDGE + (number + 0.75) * HEIGHT:g}" fill="{colour(row)}">{escape(row)}</text>'
         for number, row in enumerate(rows)

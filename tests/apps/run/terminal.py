@@ -50,9 +50,27 @@ def terminal(folder: Path, environment: Mapping[str, str]) -> Iterator[Terminal]
     """Run a shell in `folder`, with this environment."""
     with tempfile.TemporaryDirectory() as made:
         shown = Terminal(Path(made, "socket"))
-        shell = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), "PS1=$ ", "TERM=screen"]
+        shell = [
+            "env",
+            "-i",
+            *(f"{name}={value}" for name, value in environment.items()),
+            "PS1=$ ",
+            "TERM=screen",
+        ]
         size = ("-x", str(COLUMNS), "-y", str(ROWS))
-        shown.tmux("-f", os.devnull, "new-session", "-d", *size, "-c", str(folder), *shell, "bash", "--norc", "-i")
+        shown.tmux(
+            "-f",
+            os.devnull,
+            "new-session",
+            "-d",
+            *size,
+            "-c",
+            str(folder),
+            *shell,
+            "bash",
+            "--norc",
+            "-i",
+        )
         try:
             shown.until("$ ")
             yield shown

@@ -83,11 +83,17 @@ def test_what_speaks_anthropics_api_gets_an_address_without_v1() -> None:
         ("cline", {}, "only its settings file names an address"),
         ("openclaw", {}, "only its settings file names an address"),
         ("copilot", {}, "set COPILOT_PROVIDER_API_KEY and COPILOT_MODEL"),
-        ("copilot", {"COPILOT_PROVIDER_API_KEY": "k", "COPILOT_PROVIDER_TYPE": "azure"}, "PROVIDER_TYPE is azure"),
+        (
+            "copilot",
+            {"COPILOT_PROVIDER_API_KEY": "k", "COPILOT_PROVIDER_TYPE": "azure"},
+            "PROVIDER_TYPE is azure",
+        ),
         ("kimi", {"KIMI_MODEL_NAME": "k"}, "set KIMI_MODEL_NAME and KIMI_MODEL_API_KEY"),
     ],
 )
-def test_an_agent_that_only_a_file_could_lead_is_not_started(name: str, environment: dict[str, str], why: str) -> None:
+def test_an_agent_that_only_a_file_could_lead_is_not_started(
+    name: str, environment: dict[str, str], why: str
+) -> None:
     assert why in lead([name], environment, None).refusal
 
 
@@ -120,7 +126,13 @@ def test_a_proxy_of_the_network_is_not_asked_for_this_machine() -> None:
     ],
 )  # fmt: skip
 def test_a_login_by_subscription_is_known(
-    tmp_path: Path, name: str, file: str, kept: object, environment: dict[str, str], login: bool, openai: str
+    tmp_path: Path,
+    name: str,
+    file: str,
+    kept: object,
+    environment: dict[str, str],
+    login: bool,
+    openai: str,
 ) -> None:
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(json.dumps(kept))

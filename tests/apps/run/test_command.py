@@ -11,7 +11,9 @@ import pytest
 from proxy.apps.run import command
 
 
-def test_a_signal_that_comes_behind_the_commands_end_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_comes_behind_the_commands_end_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wait = os.waitpid
 
     def interrupted(pid: int, options: int) -> tuple[int, int]:

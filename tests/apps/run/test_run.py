@@ -21,7 +21,9 @@ AGENT = Path(__file__).with_name("agent.py")
 OURS = ".local/state/offload-proxy"
 IDLE = "offload-proxy: no request came: the command asked no model, or its settings name another address\n"
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the agent of this test looks into /proc")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="the agent of this test looks into /proc"
+)
 
 
 @pytest.fixture
@@ -32,8 +34,15 @@ def upstream() -> Iterator[StrictUpstream]:
         if request.is_chat:
             return text("hello")
         usage = {"input_tokens": 1, "output_tokens": 1}
-        said = {"id": "m", "type": "message", "role": "assistant", "content": [{"type": "text", "text": "hello"}]}
-        return whole({**said, "model": "claude-opus-5-5", "stop_reason": "end_turn", "usage": usage})
+        said = {
+            "id": "m",
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": "hello"}],
+        }
+        return whole(
+            {**said, "model": "claude-opus-5-5", "stop_reason": "end_turn", "usage": usage}
+        )
 
     with StrictUpstream() as made:
         made.respond(respond)
@@ -41,7 +50,11 @@ def upstream() -> Iterator[StrictUpstream]:
 
 
 def environment(home: Path | None, upstream: str = "", **more: str) -> dict[str, str]:
-    known = {name: value for name, value in clean_environment().items() if not name.startswith(("ANTHROPIC_", "XDG_"))}
+    known = {
+        name: value
+        for name, value in clean_environment().items()
+        if not name.startswith(("ANTHROPIC_", "XDG_"))
+    }
     known.pop("HOME", None)
     known |= {"PYTHONPATH": str(ROOT), **({"HOME": str(home)} if home else {})}
     if upstream:
@@ -50,7 +63,17 @@ def environment(home: Path | None, upstream: str = "", **more: str) -> dict[str,
 
 
 def command(*words: str, options: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "proxy", "run", *options, "--", sys.executable, str(AGENT), *words]
+    return [
+        sys.executable,
+        "-m",
+        "proxy",
+        "run",
+        *options,
+        "--",
+        sys.executable,
+        str(AGENT),
+        *words,
+    ]
 
 
 def ran(
@@ -58,14 +81,18 @@ def ran(
 ) -> subprocess.CompletedProcess[str]:
     given, folder = environment(home, upstream, **more), home if home and home.is_dir() else ROOT
     made = command(*words, options=options)
-    return subprocess.run(made, cwd=folder, env=given, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(
+        made, cwd=folder, env=given, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 def tree(home: Path) -> set[str]:
     return {str(path.relative_to(home)) for path in home.rglob("*")}
 
 
-def test_both_apis_at_once_and_nothing_is_left_but_our_folder(tmp_path: Path, upstream: StrictUpstream) -> None:
+def test_both_apis_at_once_and_nothing_is_left_but_our_folder(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = ran("chat", "messages", "exit=7", home=tmp_path, upstream=upstream.url)
     assert (done.returncode, done.stdout) == (7, "chat 200\nmessages 200\n"), done.stderr
@@ -74,21 +101,32 @@ def test_both_apis_at_once_and_nothing_is_left_but_our_folder(tmp_path: Path, up
         "/v1/messages",
     }
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("offload-proxy: ") and "nothing moved: waiting: the history is" in done.stderr
+    assert (
+        done.stderr.startswith("offload-proxy: ")
+        and "nothing moved: waiting: the history is" in done.stderr
+    )
     made = tree(tmp_path) - {"notes.txt", ".local", ".local/state", OURS}
     assert made and all(one.startswith(f"{OURS}/") for one in made)
     assert '"message":"request"' in (tmp_path / OURS / "run.log").read_text()
 
 
-def test_what_moved_is_said_and_kept_for_this_user_whatever_the_key(tmp_path: Path, upstream: StrictUpstream) -> None:
+def test_what_moved_is_said_and_kept_for_this_user_whatever_the_key(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
     for key in ("one", "two"):
         done = ran("chat=8", home=tmp_path, upstream=upstream.url, KEY=key)
         assert done.returncode == 0
-        assert " tokens came, " in done.stderr and "results moved, 0 read back" in done.stderr, done.stderr
-    assert [path.name for path in (tmp_path / OURS / "store").iterdir() if not path.name.startswith(".")] == ["run"]
+        assert " tokens came, " in done.stderr and "results moved, 0 read back" in done.stderr, (
+            done.stderr
+        )
+    assert [
+        path.name for path in (tmp_path / OURS / "store").iterdir() if not path.name.startswith(".")
+    ] == ["run"]
 
 
-def test_recall_shows_what_runs_moved_without_a_key(tmp_path: Path, upstream: StrictUpstream) -> None:
+def test_recall_shows_what_runs_moved_without_a_key(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
     def recalled(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "proxy", "recall", *words], env=environment(tmp_path), cwd=tmp_path,
@@ -96,15 +134,27 @@ def test_recall_shows_what_runs_moved_without_a_key(tmp_path: Path, upstream: St
         )  # fmt: skip
 
     early = recalled()
-    assert early.returncode == 2 and "nothing has been run with `offload-proxy run` yet" in early.stderr
+    assert (
+        early.returncode == 2
+        and "nothing has been run with `offload-proxy run` yet" in early.stderr
+    )
     ran("chat=8", home=tmp_path, upstream=upstream.url)
     sessions = recalled()
     assert sessions.returncode == 0 and "Read the logs." in sessions.stdout, sessions.stderr
     assert "0:0007 moved 371 crates" in recalled("--grep", "0:0007").stdout
 
 
-def test_the_profile_and_the_upstream_of_the_command_line(tmp_path: Path, upstream: StrictUpstream) -> None:
-    options = ("--upstream", upstream.url, "--profile", "careful", "--store", str(tmp_path / "kept"))
+def test_the_profile_and_the_upstream_of_the_command_line(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
+    options = (
+        "--upstream",
+        upstream.url,
+        "--profile",
+        "careful",
+        "--store",
+        str(tmp_path / "kept"),
+    )
     done = ran("chat", "messages", home=tmp_path, options=options)
     assert done.stdout == "chat 200\nmessages 200\n", done.stderr
     assert (tmp_path / "kept").is_dir() and not (tmp_path / OURS / "store").exists()
@@ -113,7 +163,9 @@ def test_the_profile_and_the_upstream_of_the_command_line(tmp_path: Path, upstre
 def test_policies_of_a_directory(tmp_path: Path, upstream: StrictUpstream) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "default.yaml").write_text("offload: {mode: 'off'}")
-    done = ran("chat=8", home=tmp_path, upstream=upstream.url, options=("--policies", str(tmp_path / "p")))
+    done = ran(
+        "chat=8", home=tmp_path, upstream=upstream.url, options=("--policies", str(tmp_path / "p"))
+    )
     assert done.returncode == 0 and "recall" not in done.stderr
     assert "nothing moved: " in done.stderr
     both = ("--policies", str(tmp_path / "p"), "--profile", "frugal")
@@ -137,7 +189,9 @@ def test_runs_side_by_side_share_the_store(tmp_path: Path, upstream: StrictUpstr
 # -- ends --
 
 
-@pytest.mark.parametrize(("words", "code"), [(("exit=0",), 0), (("exit=255",), 255)], ids=["success", "failure"])
+@pytest.mark.parametrize(
+    ("words", "code"), [(("exit=0",), 0), (("exit=255",), 255)], ids=["success", "failure"]
+)
 def test_the_exit_status_is_the_commands(tmp_path: Path, words: tuple[str, ...], code: int) -> None:
     done = ran(*words, home=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", IDLE)
@@ -146,15 +200,22 @@ def test_the_exit_status_is_the_commands(tmp_path: Path, words: tuple[str, ...],
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGABRT])
 def test_a_command_that_a_signal_ended(tmp_path: Path, number: signal.Signals) -> None:
     words = [sys.executable, "-m", "proxy", "run", "--", "sh", "-c", f"kill -{number.value} $$"]
-    done = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        words, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE
+    )
     same = number in (signal.SIGTERM, signal.SIGINT)
     assert (done.returncode, done.stderr) == (-number if same else 128 + number, IDLE)
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
-    for name, code, said in (("frob", 127, "there is no command frob"), (str(tmp_path), 126, "cannot be run")):
+    for name, code, said in (
+        ("frob", 127, "there is no command frob"),
+        (str(tmp_path), 126, "cannot be run"),
+    ):
         words = [sys.executable, "-m", "proxy", "run", "--", name]
-        done = subprocess.run(words, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            words, env=environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE
+        )
         assert done.returncode == code and said in done.stderr
     assert tree(tmp_path) == set(), "no proxy was started"
 
@@ -163,10 +224,19 @@ def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     ("words", "said"),
     [
         ([], "offload-proxy: expected a command, as in: offload-proxy run -- claude"),
-        (["--", "cline"], "offload-proxy: cline is not started: only its settings file names an address"),
+        (
+            ["--", "cline"],
+            "offload-proxy: cline is not started: only its settings file names an address",
+        ),
         (["--prot", "1", "--", "true"], "unrecognized arguments: --prot (did you mean --port?)"),
-        (["--port", "http", "--", "true"], "offload-proxy: --port: expected a port from 1 to 65535"),
-        (["--upstream", "openai", "--", "true"], "offload-proxy: --upstream: expected an address such as"),
+        (
+            ["--port", "http", "--", "true"],
+            "offload-proxy: --port: expected a port from 1 to 65535",
+        ),
+        (
+            ["--upstream", "openai", "--", "true"],
+            "offload-proxy: --upstream: expected an address such as",
+        ),
     ],
 )
 def test_a_users_mistake_starts_nothing(tmp_path: Path, words: list[str], said: str) -> None:
@@ -183,7 +253,9 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = ran("exit=0", home=tmp_path, options=("--port", str(port)))
     assert done.returncode == 2
-    assert done.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert (
+        done.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    )
 
 
 def test_an_upstream_that_does_not_answer(tmp_path: Path) -> None:
@@ -191,7 +263,9 @@ def test_an_upstream_that_does_not_answer(tmp_path: Path) -> None:
         dead = f"http://127.0.0.1:{gone.getsockname()[1]}/v1"
     done = ran("chat", "exit=3", home=tmp_path, upstream=dead)
     assert done.returncode == 3 and done.stdout.endswith("chat 502\n")
-    assert done.stderr.startswith("offload-proxy: upstream did not answer: connection refused at 127.0.0.1:")
+    assert done.stderr.startswith(
+        "offload-proxy: upstream did not answer: connection refused at 127.0.0.1:"
+    )
 
 
 def test_the_proxy_is_killed(tmp_path: Path, upstream: StrictUpstream) -> None:

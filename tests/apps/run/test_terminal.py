@@ -21,7 +21,10 @@ def test_size_and_signals_of_the_terminal_are_the_agents(tmp_path: Path) -> None
         shown.type(f"clear; {RUN} terminal wait")
         screen = shown.until("waiting")
         first = next(line for line in screen.splitlines() if line.startswith("offload-proxy: "))
-        assert first.startswith("offload-proxy: dashboard http://127.0.0.1:") and "/_offload/login?once=" in first
+        assert (
+            first.startswith("offload-proxy: dashboard http://127.0.0.1:")
+            and "/_offload/login?once=" in first
+        )
         assert "\n80 24\n" in screen
         shown.press("C-c")
         shown.until("no request came")
@@ -47,7 +50,9 @@ def test_a_stopped_agent_is_one_job_and_goes_on(tmp_path: Path) -> None:
 
 def test_an_agent_that_stops_itself_stops_us(tmp_path: Path) -> None:
     with terminal(tmp_path, environment(tmp_path)) as shown:
-        shown.type(f"clear; {sys.executable} -m proxy run -- sh -c 'kill -STOP $$; echo went on; exit 6'")
+        shown.type(
+            f"clear; {sys.executable} -m proxy run -- sh -c 'kill -STOP $$; echo went on; exit 6'"
+        )
         shown.until("Stopped")
         shown.type("clear; fg")
         shown.until("went on")

@@ -1,4 +1,5 @@
-"""aider's coder, driven as its documentation describes. The output of the user's commands becomes user messages."""
+"""aider's coder, driven as its documentation describes. The output of the user's commands becomes
+user messages."""
 
 import json
 import sys
@@ -11,7 +12,12 @@ from aider.models import Model
 def talk(model: str, prompts: list[str]) -> str:
     io = InputOutput(yes=True, pretty=False, fancy_input=False)
     coder = Coder.create(
-        main_model=Model(f"openai/{model}"), edit_format="ask", io=io, use_git=False, map_tokens=0, detect_urls=False
+        main_model=Model(f"openai/{model}"),
+        edit_format="ask",
+        io=io,
+        use_git=False,
+        map_tokens=0,
+        detect_urls=False,
     )
     answer = ""
     for at, prompt in enumerate(prompts):

@@ -9,7 +9,11 @@ import anthropic
 READ_LOG = {
     "name": "read_log",
     "description": "The text of a log file.",
-    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"path": {"type": "string"}},
+        "required": ["path"],
+    },
 }
 client = anthropic.Anthropic()
 
@@ -38,8 +42,19 @@ def talk(model: str, prompts: list[str], streamed: bool) -> str:
 
 
 def result(call) -> dict:
-    return {"type": "tool_result", "tool_use_id": call.id, "content": Path(call.input["path"]).read_text()}
+    return {
+        "type": "tool_result",
+        "tool_use_id": call.id,
+        "content": Path(call.input["path"]).read_text(),
+    }
 
 
 streamed = sys.argv[1] == "streamed"
-print(json.dumps({model: talk(model, prompts, streamed) for model, prompts in json.loads(sys.argv[2]).items()}))
+print(
+    json.dumps(
+        {
+            model: talk(model, prompts, streamed)
+            for model, prompts in json.loads(sys.argv[2]).items()
+        }
+    )
+)

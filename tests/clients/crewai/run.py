@@ -1,4 +1,5 @@
-"""A crew of one agent over CrewAI's own OpenAI client. Tasks share no conversation, so one task says everything."""
+"""A crew of one agent over CrewAI's own OpenAI client. Tasks share no conversation, so one task
+says everything."""
 
 import json
 import sys
@@ -16,7 +17,14 @@ def read_log(path: str) -> str:
 
 def talk(model: str, prompts: list[str]) -> str:
     llm = LLM(model=model, provider="openai", stream=True)
-    agent = Agent(role="reader", goal="Read logs.", backstory="You read logs.", tools=[read_log], llm=llm, max_iter=30)
+    agent = Agent(
+        role="reader",
+        goal="Read logs.",
+        backstory="You read logs.",
+        tools=[read_log],
+        llm=llm,
+        max_iter=30,
+    )
     task = Task(description="\n".join(prompts), expected_output="The answer.", agent=agent)
     return str(Crew(agents=[agent], tasks=[task]).kickoff())
 

@@ -1,4 +1,5 @@
-"""A deep agent over langchain-openai, streamed. Its own tools `grep` and `read_file` collide with the proxy's."""
+"""A deep agent over langchain-openai, streamed. Its own tools `grep` and `read_file` collide with
+the proxy's."""
 
 import sys
 

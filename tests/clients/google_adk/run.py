@@ -24,7 +24,9 @@ async def talk(model: str, prompts: list[str]) -> str:
     for prompt in prompts:
         said = types.Content(role="user", parts=[types.Part(text=prompt)])
         config = RunConfig(streaming_mode=StreamingMode.SSE)
-        async for event in runner.run_async(user_id="user", session_id=session.id, new_message=said, run_config=config):
+        async for event in runner.run_async(
+            user_id="user", session_id=session.id, new_message=said, run_config=config
+        ):
             if event.is_final_response() and event.content and event.content.parts:
                 answer = "".join(part.text or "" for part in event.content.parts)
     return answer

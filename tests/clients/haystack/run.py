@@ -25,4 +25,6 @@ def talk(model: str, prompts: list[str]) -> str:
     return messages[-1].text
 
 
-print(json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}))
+print(
+    json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()})
+)

@@ -1,4 +1,5 @@
-"""A ReAct agent of LangGraph over langchain-openai, streamed; its checkpointer keeps the conversation."""
+"""A ReAct agent of LangGraph over langchain-openai, streamed; its checkpointer keeps the
+conversation."""
 
 import json
 import sys
@@ -23,4 +24,6 @@ def talk(model: str, prompts: list[str]) -> str:
     return answer
 
 
-print(json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}))
+print(
+    json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()})
+)

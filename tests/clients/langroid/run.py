@@ -40,4 +40,6 @@ def talk(model: str, prompts: list[str]) -> str:
     return answer
 
 
-print(json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}))
+print(
+    json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()})
+)

@@ -1,4 +1,5 @@
-"""llama.cpp's own server over the model that a package carries, on a free port that it prints; until its input ends."""
+"""llama.cpp's own server over the model that a package carries, on a free port that it prints;
+until its input ends."""
 
 import sys
 from importlib.util import find_spec

@@ -16,7 +16,9 @@ def read_log(path: str) -> str:
 
 async def run(task: str) -> str:
     model = OpenAIChatCompletionsModel("scripted", AsyncOpenAI())
-    running = Runner.run_streamed(Agent("reader", tools=[read_log], model=model), task, max_turns=20)
+    running = Runner.run_streamed(
+        Agent("reader", tools=[read_log], model=model), task, max_turns=20
+    )
     async for _event in running.stream_events():
         pass
     return running.final_output

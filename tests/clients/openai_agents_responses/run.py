@@ -17,7 +17,9 @@ def read_log(path: str) -> str:
 async def talk(model: str, prompts: list[str]) -> str:
     agent, items = Agent("reader", tools=[read_log], model=model), []
     for prompt in prompts:
-        running = Runner.run_streamed(agent, [*items, {"role": "user", "content": prompt}], max_turns=20)
+        running = Runner.run_streamed(
+            agent, [*items, {"role": "user", "content": prompt}], max_turns=20
+        )
         async for _event in running.stream_events():
             pass
         items = running.to_input_list()
@@ -25,7 +27,9 @@ async def talk(model: str, prompts: list[str]) -> str:
 
 
 async def main() -> None:
-    answers = {model: await talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}
+    answers = {
+        model: await talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()
+    }
     print(json.dumps(answers))
 
 

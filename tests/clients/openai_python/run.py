@@ -1,4 +1,5 @@
-"""A minimal agent loop over openai-python's streaming helper, which accumulates and checks every chunk."""
+"""A minimal agent loop over openai-python's streaming helper, which accumulates and checks every
+chunk."""
 
 import json
 import sys
@@ -26,7 +27,9 @@ def run(task: str) -> str:
     client = openai.OpenAI()
     messages: list = [{"role": "user", "content": task}]
     while True:
-        with client.chat.completions.stream(model="scripted", messages=messages, tools=[READ_LOG]) as stream:
+        with client.chat.completions.stream(
+            model="scripted", messages=messages, tools=[READ_LOG]
+        ) as stream:
             reply = stream.get_final_completion().choices[0].message
         if not reply.tool_calls:
             return reply.content or ""

@@ -1,4 +1,5 @@
-"""A minimal agent loop over openai-python's Responses, streamed or plain, that sends every item back itself."""
+"""A minimal agent loop over openai-python's Responses, streamed or plain, that sends every item
+back itself."""
 
 import json
 import sys
@@ -36,7 +37,10 @@ def talk(model: str, prompts: list[str], streamed: bool) -> str:
         calls = [True]
         while calls:
             response = ask(model, items, streamed)
-            items += [item.model_dump(exclude={"parsed_arguments"}, exclude_none=True) for item in response.output]
+            items += [
+                item.model_dump(exclude={"parsed_arguments"}, exclude_none=True)
+                for item in response.output
+            ]
             calls = [item for item in response.output if item.type == "function_call"]
             items += [result(call) for call in calls]
     return response.output_text
@@ -44,8 +48,19 @@ def talk(model: str, prompts: list[str], streamed: bool) -> str:
 
 def result(call) -> dict:
     path = json.loads(call.arguments)["path"]
-    return {"type": "function_call_output", "call_id": call.call_id, "output": Path(path).read_text()}
+    return {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": Path(path).read_text(),
+    }
 
 
 streamed = sys.argv[1] == "streamed"
-print(json.dumps({model: talk(model, prompts, streamed) for model, prompts in json.loads(sys.argv[2]).items()}))
+print(
+    json.dumps(
+        {
+            model: talk(model, prompts, streamed)
+            for model, prompts in json.loads(sys.argv[2]).items()
+        }
+    )
+)

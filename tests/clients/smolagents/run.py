@@ -1,4 +1,5 @@
-"""The agents of smolagents: calls by tool, by code, and by code in JSON. Results come back as user messages."""
+"""The agents of smolagents: calls by tool, by code, and by code in JSON. Results come back as user
+messages."""
 
 import json
 import sys
@@ -24,7 +25,9 @@ def read_log(path: str) -> str:
 
 
 def talk(kind: str, model: str, prompts: list[str]) -> str:
-    agent = AGENTS[kind](model=OpenAIModel(model_id=model), tools=[read_log], max_steps=20, verbosity_level=0)
+    agent = AGENTS[kind](
+        model=OpenAIModel(model_id=model), tools=[read_log], max_steps=20, verbosity_level=0
+    )
     answer = ""
     for prompt in prompts:
         answer = agent.run(prompt, reset=False)
@@ -32,5 +35,11 @@ def talk(kind: str, model: str, prompts: list[str]) -> str:
 
 
 print(
-    "\n" + json.dumps({model: talk(sys.argv[1], model, prompts) for model, prompts in json.loads(sys.argv[2]).items()})
+    "\n"
+    + json.dumps(
+        {
+            model: talk(sys.argv[1], model, prompts)
+            for model, prompts in json.loads(sys.argv[2]).items()
+        }
+    )
 )

@@ -29,4 +29,6 @@ def talk(model: str, prompts: list[str]) -> str:
     return [str(agent(prompt)).strip() for prompt in prompts][-1]
 
 
-print(json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()}))
+print(
+    json.dumps({model: talk(model, prompts) for model, prompts in json.loads(sys.argv[1]).items()})
+)

@@ -1,6 +1,7 @@
 """One reply in several choices, and calls in the older API's form.
 
-https://github.com/karthink/gptel/issues/1284, https://github.com/langchain-ai/langchain/issues/31198
+https://github.com/karthink/gptel/issues/1284,
+https://github.com/langchain-ai/langchain/issues/31198
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def split(*choices: Json) -> Json:
 def together(*messages: Json, finish: str = "tool_calls") -> bytes:
     """A whole reply in several choices."""
     choices = [
-        {"index": number, "message": {"role": "assistant", "content": None, **message}, "finish_reason": finish}
+        {
+            "index": number,
+            "message": {"role": "assistant", "content": None, **message},
+            "finish_reason": finish,
+        }
         for number, message in enumerate(messages)
     ]
     return json.dumps({**json.loads(whole({})), "choices": choices}).encode()
@@ -75,7 +80,9 @@ def test_our_call_in_another_choice_is_answered(said: list[Json]) -> None:
     out, requests = run(ChatTurn(asked()), stream(ROLE, *said, DONE), ANSWER)
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
     assert folded(out)["finish"] == "stop"
-    assert {one["index"] for event in events(out) if event != DONE for one in event["choices"]} == {0}
+    assert {one["index"] for event in events(out) if event != DONE for one in event["choices"]} == {
+        0
+    }
     message = requests[1]["messages"][1]
     assert message["content"] == "Let me look."
     assert [call["id"] for call in message["tool_calls"]] == ["a"]
@@ -83,14 +90,21 @@ def test_our_call_in_another_choice_is_answered(said: list[Json]) -> None:
 
 def test_calls_of_all_choices_are_numbered_on() -> None:
     said = split(
-        choice(0, calls(THEIRS)), choice(1, calls({**OURS, "index": 0})), choice(2, calls({**THEIRS, "id": "c"}))
+        choice(0, calls(THEIRS)),
+        choice(1, calls({**OURS, "index": 0})),
+        choice(2, calls({**THEIRS, "id": "c"})),
     )
     ends = split(*(choice(number, {}, "tool_calls") for number in range(3)))
     turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, said, ends, DONE))
     assert [id for id, *_ in made(folded(out))] == ["b", "c"]
-    assert [event["choices"][0]["finish_reason"] for event in events(out)[:-1]].count("tool_calls") == 1
-    assert [call["id"] for call in sdks.chat(out)["choices"][0]["message"]["tool_calls"]] == ["b", "c"]
+    assert [event["choices"][0]["finish_reason"] for event in events(out)[:-1]].count(
+        "tool_calls"
+    ) == 1
+    assert [call["id"] for call in sdks.chat(out)["choices"][0]["message"]["tool_calls"]] == [
+        "b",
+        "c",
+    ]
     assert turn.hidden is not None
     assert len(turn.hidden.after) == 1
 
@@ -100,9 +114,13 @@ def test_a_whole_reply_is_one_message() -> None:
     out, requests = run(ChatTurn(asked(stream=False)), first, ANSWERED)
     assert text(read(out)) == "Let me look.\n\nIt is 42."
     assert requests[1]["messages"][1]["content"] == "Let me look."
-    mixed, _ = run(ChatTurn(asked(stream=False)), together({"tool_calls": [OURS]}, {"tool_calls": [THEIRS]}))
+    mixed, _ = run(
+        ChatTurn(asked(stream=False)), together({"tool_calls": [OURS]}, {"tool_calls": [THEIRS]})
+    )
     assert made(read(mixed)) == [("b", "search", '{"q":"y"}')]
-    theirs, _ = run(ChatTurn(asked(stream=False)), together({"content": "Look."}, {"tool_calls": [THEIRS]}))
+    theirs, _ = run(
+        ChatTurn(asked(stream=False)), together({"content": "Look."}, {"tool_calls": [THEIRS]})
+    )
     assert text(read(theirs)) == "Look."
     assert read(theirs)["finish"] == "tool_calls"
 
@@ -124,17 +142,30 @@ def test_without_our_tools_all_choices_pass_as_they_came(stream_: bool) -> None:
     assert run(ChatTurn(asked(stream=stream_, injected=False, **options)), raw)[0] == raw
 
 
-# -- the older form ---------------------------------------------------------------------------------------------------
+# -- the older form --------------------------------------------------------------------------------
 
 OLDER = {"name": "grep", "arguments": '{"pattern":"x"}'}
-PIECES = [{"name": "gr", "arguments": ""}, {"name": "ep"}, {"arguments": '{"pattern"'}, {"arguments": ':"x"}'}]
+PIECES = [
+    {"name": "gr", "arguments": ""},
+    {"name": "ep"},
+    {"arguments": '{"pattern"'},
+    {"arguments": ':"x"}'},
+]
 
 
 @pytest.mark.parametrize("beside", [True, False])
 def test_a_call_in_the_older_form_is_ours(beside: bool) -> None:
     both = {"tool_calls": [OURS]} if beside else {}
-    streamed = stream(ROLE, chunk({"function_call": OLDER, **both}), chunk({}, "function_call"), DONE)
-    pieces = stream(ROLE, *(chunk({"function_call": one}) for one in PIECES), chunk(both), chunk({}, "stop"), DONE)
+    streamed = stream(
+        ROLE, chunk({"function_call": OLDER, **both}), chunk({}, "function_call"), DONE
+    )
+    pieces = stream(
+        ROLE,
+        *(chunk({"function_call": one}) for one in PIECES),
+        chunk(both),
+        chunk({}, "stop"),
+        DONE,
+    )
     for raw in (streamed, pieces):
         out, requests = run(ChatTurn(asked()), raw, ANSWER)
         assert text(folded(out)) == "It is 42."
@@ -143,17 +174,27 @@ def test_a_call_in_the_older_form_is_ours(beside: bool) -> None:
         assert json.loads(call["function"]["arguments"]) == {"pattern": "x"}
         assert "function_call" not in requests[1]["messages"][1]
         assert requests[1]["messages"][2]["tool_call_id"] == call["id"]
-    out, requests = run(ChatTurn(asked(stream=False)), whole({"function_call": OLDER, **both}), ANSWERED)
+    out, requests = run(
+        ChatTurn(asked(stream=False)), whole({"function_call": OLDER, **both}), ANSWERED
+    )
     assert b"grep" not in out
     assert len(requests) == 2
 
 
 def test_the_clients_call_in_the_older_form_stays_as_it_came() -> None:
     theirs = {"name": "search", "arguments": "{}"}
-    raw = stream(ROLE, chunk({"function_call": theirs}), chunk({}, "function_call"), chunk(usage=usage(9, 1)), DONE)
+    raw = stream(
+        ROLE,
+        chunk({"function_call": theirs}),
+        chunk({}, "function_call"),
+        chunk(usage=usage(9, 1)),
+        DONE,
+    )
     turn = ChatTurn(asked(stream_options={"include_usage": True}))
     assert run(turn, raw)[0] == raw
-    mixed = stream(ROLE, chunk({"function_call": theirs}), chunk(calls(OURS)), chunk({}, "function_call"), DONE)
+    mixed = stream(
+        ROLE, chunk({"function_call": theirs}), chunk(calls(OURS)), chunk({}, "function_call"), DONE
+    )
     turn = ChatTurn(asked())
     out, requests = run(turn, mixed)
     assert len(requests) == 1
@@ -179,7 +220,11 @@ FLAT = {"index": 0, "type": "function", "id": "a", **OLDER}
 def test_a_call_in_the_form_of_the_responses_api_is_ours() -> None:
     pieces = [{**FLAT, "arguments": '{"pat'}, {"index": 0, "arguments": 'tern":"x"}'}]
     for said in ([chunk(calls(FLAT))], [chunk(calls(one)) for one in pieces]):
-        out, requests = run(ChatTurn(asked()), stream(ROLE, *said, chunk({}, "tool_calls"), DONE), ANSWER)
+        out, requests = run(
+            ChatTurn(asked()), stream(ROLE, *said, chunk({}, "tool_calls"), DONE), ANSWER
+        )
         assert text(folded(out)) == "It is 42."
         assert b"grep" not in out
-        assert requests[1]["messages"][1]["tool_calls"] == [{"id": "a", "type": "function", "function": OLDER}]
+        assert requests[1]["messages"][1]["tool_calls"] == [
+            {"id": "a", "type": "function", "function": OLDER}
+        ]

@@ -1,4 +1,5 @@
-"""Messages that we change as a whole: replies with hidden rounds put back, and user messages that become one."""
+"""Messages that we change as a whole: replies with hidden rounds put back, and user messages that
+become one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from proxy.dialects.chat import CHAT
 from proxy.plan.turn import Hidden
 from tests.dialects.chat.turns import Json
 
-# -- hidden rounds beside replies that the client has rewritten: calls and results still pair -------------------------
+# -- hidden rounds beside replies that the client has rewritten: calls and results still pair ------
 
 
 def call(id: str, name: str = "look", arguments: str = '{"path":"a"}') -> Json:
@@ -19,7 +20,9 @@ def call(id: str, name: str = "look", arguments: str = '{"path":"a"}') -> Json:
 
 
 def message(content: Any, *calls: Json) -> bytes:
-    return json.dumps({"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})).encode()
+    return json.dumps(
+        {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+    ).encode()
 
 
 OURS, FIRST, SECOND = call("h1", "grep"), call("c1"), call("c2", arguments='{"path":"b"}')
@@ -29,7 +32,9 @@ MIXED = Hidden((), b"[%b]" % WROTE, (ANSWER,))
 
 
 @pytest.mark.parametrize("content", ["I look.", None, "edited"])
-def test_the_models_own_words_return_byte_for_byte_while_the_calls_are_the_same(content: Any) -> None:
+def test_the_models_own_words_return_byte_for_byte_while_the_calls_are_the_same(
+    content: Any,
+) -> None:
     visible = message(content, FIRST, SECOND)
     assert CHAT.reinserted(CHAT.paired(MIXED, visible), visible) == [WROTE, ANSWER]
 
@@ -60,7 +65,7 @@ def test_a_reply_that_the_client_saw_whole_stays_as_it_sent_it(visible: bytes) -
     assert CHAT.reinserted(hidden, visible) == [*hidden.before, visible]
 
 
-# -- user messages in a row: nothing of them is lost, and nothing else is touched -------------------------------------
+# -- user messages in a row: nothing of them is lost, and nothing else is touched ------------------
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -83,17 +88,24 @@ def part(text: str, **more: Any) -> dict[str, Any]:
         (["a", [part("b", **MARK)]], [part("a"), part("\n\nb", **MARK)]),
         ([[part("a", **MARK)], "b"], [part("a", **MARK), part("\n\nb")]),
         ([[part("a"), IMAGE], "b"], [part("a"), IMAGE, part("\n\nb")]),
-        (["a", [IMAGE], [IMAGE], [part("b"), part("c")]], [part("a"), IMAGE, IMAGE, part("\n\nb"), part("c")]),
+        (
+            ["a", [IMAGE], [IMAGE], [part("b"), part("c")]],
+            [part("a"), IMAGE, IMAGE, part("\n\nb"), part("c")],
+        ),
         ([[], "b"], [part("b")]),
     ],
 )
-def test_contents_follow_one_another_with_a_blank_line_between_texts(contents: list[Any], together: Any) -> None:
+def test_contents_follow_one_another_with_a_blank_line_between_texts(
+    contents: list[Any], together: Any
+) -> None:
     [one] = CHAT.joined([user(content) for content in contents])
     assert json.loads(one) == {"role": "user", "content": together}
 
 
 def test_texts_keep_the_spelling_of_their_characters() -> None:
-    [one] = CHAT.joined([b'{"role":"user","content":"caf\\u00e9 \\ud83d"}', b'{"role":"user","content":"\\/"}'])
+    [one] = CHAT.joined(
+        [b'{"role":"user","content":"caf\\u00e9 \\ud83d"}', b'{"role":"user","content":"\\/"}']
+    )
     assert one == b'{"role":"user","content":"caf\\u00e9 \\ud83d\\n\\n\\/"}'
 
 
@@ -102,7 +114,9 @@ def test_members_of_all_are_kept() -> None:
     assert json.loads(one) == {"role": "user", "content": "a\n\nb", **MARK}
 
 
-@pytest.mark.parametrize("odd", [user("a", expires=1), user([part("a", new=1)]), user([{"type": "new"}])])
+@pytest.mark.parametrize(
+    "odd", [user("a", expires=1), user([part("a", new=1)]), user([{"type": "new"}])]
+)
 def test_what_we_do_not_know_is_not_joined(odd: bytes) -> None:
     assert CHAT.joined([odd, user("b"), odd]) == [odd, user("b"), odd]
 

@@ -1,4 +1,5 @@
-"""Reading messages: sizes, pairs, what may be moved, and which differences do not count for the history's digest."""
+"""Reading messages: sizes, pairs, what may be moved, and which differences do not count for the
+history's digest."""
 
 from __future__ import annotations
 
@@ -42,28 +43,56 @@ def tool(content: Any, id: str = "c1") -> bytes:
     return json.dumps({"role": "tool", "tool_call_id": id, "content": content}).encode()
 
 
-# -- sizes ------------------------------------------------------------------------------------------------------------
+# -- sizes -----------------------------------------------------------------------------------------
 
 SIZES: list[tuple[dict[str, Any], int]] = [
     ({"role": "user", "content": "hello"}, 5),
     ({"role": "user", "content": ""}, 0),
     ({"role": "assistant", "content": None}, 0),
     ({"role": "assistant"}, 0),
-    ({"role": "user", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]}, 3),
     (
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 9999}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}],
+        },
+        3,
+    ),
+    (
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 9999}}],
+        },
         OTHER_PART_TOKENS,
     ),
-    ({"role": "assistant", "content": "a", "tool_calls": [call(name="xy", arguments='{"q":1}')]}, 1 + 2 + 7),
+    (
+        {"role": "assistant", "content": "a", "tool_calls": [call(name="xy", arguments='{"q":1}')]},
+        1 + 2 + 7,
+    ),
     ({"role": "assistant", "content": "a", "reasoning_content": "bcd"}, 4),
     ({"role": "assistant", "content": "a", "reasoning": "bcd"}, 4),
-    ({"role": "assistant", "content": "a", "reasoning": "", "reasoning_details": [{"text": "bcd"}]}, 4),
-    ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "n", "input": "xyz"}}]}, 4),
+    (
+        {
+            "role": "assistant",
+            "content": "a",
+            "reasoning": "",
+            "reasoning_details": [{"text": "bcd"}],
+        },
+        4,
+    ),
+    (
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "n", "input": "xyz"}}],
+        },
+        4,
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fields", "size"), SIZES)
-def test_the_tokens_of_a_message_are_those_of_what_it_says(fields: dict[str, Any], size: int) -> None:
+def test_the_tokens_of_a_message_are_those_of_what_it_says(
+    fields: dict[str, Any], size: int
+) -> None:
     assert message(**fields).tokens == size + 4
 
 
@@ -90,8 +119,16 @@ def test_what_is_no_object_is_none_of_our_business(raw: bytes) -> None:
 def test_a_message_of_an_unknown_form_stays_as_it_is(raw: bytes, role: Role) -> None:
     found = CHAT.read(raw, READING, words)
     assert (bool(found.sealed), found.role, found.pieces, found.calls) == (True, role, (), ())
-    assert found.tokens == found.preview == found.first_preview == words(raw.decode(errors="replace")) + 4
-    assert found.meaning == CHAT.read(raw.replace(b'":', b'" : '), READING, words).meaning or b"xff" in raw
+    assert (
+        found.tokens
+        == found.preview
+        == found.first_preview
+        == words(raw.decode(errors="replace")) + 4
+    )
+    assert (
+        found.meaning == CHAT.read(raw.replace(b'":', b'" : '), READING, words).meaning
+        or b"xff" in raw
+    )
     assert found.meaning != CHAT.read(b'{"role":"tool"}', READING, words).meaning
 
 
@@ -108,12 +145,16 @@ def named(*messages: Message) -> list[Message]:
     return Naming().named(messages)[0]
 
 
-# -- what may be moved ------------------------------------------------------------------------------------------------
+# -- what may be moved -----------------------------------------------------------------------------
 
 
 def test_a_large_result_becomes_preview_and_reference() -> None:
     text = "".join(f"line {number}\n" for number in range(500))
-    raw = b'{ "role":"tool","cache_control" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
+    raw = (
+        b'{ "role":"tool","cache_control" : 1e400, "tool_call_id":"c1","content":'
+        + json.dumps(text).encode()
+        + b"}"
+    )
     [known] = named(CHAT.read(raw, READING, words))
     [piece] = known.pieces
     moved = with_previews(CHAT, raw, known, SHAPE, first_preview=False)
@@ -128,7 +169,10 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
 def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:x"}}
     small = {"type": "text", "text": "small"}
-    large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
+    large = [
+        {"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}}
+        for letter in "ab"
+    ]
     raw = tool([large[0], image, small, large[1]])
     [known] = named(CHAT.read(raw, READING, words))
     parts = json.loads(with_previews(CHAT, raw, known, SHAPE, first_preview=False))["content"]
@@ -145,35 +189,58 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     raw = tool(text * 7, id)
     [known] = named(CHAT.read(raw, READING, words))
     for piece in known.pieces:
-        assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+        assert set(piece.name) <= set(
+            "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
+        )
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
     assert len(with_previews(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
-# -- the history's digest ---------------------------------------------------------------------------------------------
+# -- the history's digest --------------------------------------------------------------------------
 
 ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"role": "user", "content": "hi"}, {"content": "hi", "role": "user"}),
     ({"role": "user", "content": "hi"}, {"role": "user", "content": " hi\n"}),
-    ({"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}),
+    (
+        {"role": "user", "content": "hi"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ),
     (
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
+        },
     ),
     ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
-    ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a", "reasoning_content": "thought"}),
-    ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a", "annotations": [], "refusal": None}),
+    (
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "a", "reasoning_content": "thought"},
+    ),
+    (
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "a", "annotations": [], "refusal": None},
+    ),
     (
         {"role": "assistant", "tool_calls": [call(arguments='{"a": 1, "b": [1.5]}')]},
         {"role": "assistant", "tool_calls": [call(arguments='{"b":[1.5],"a":1}')], "content": ""},
     ),
-    ({"role": "assistant", "tool_calls": [call(arguments="")]}, {"role": "assistant", "tool_calls": [call()]}),
+    (
+        {"role": "assistant", "tool_calls": [call(arguments="")]},
+        {"role": "assistant", "tool_calls": [call()]},
+    ),
 ]
 DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}),
     ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}),
-    ({"role": "assistant", "tool_calls": [call("c1")]}, {"role": "assistant", "tool_calls": [call("c2")]}),
-    ({"role": "assistant", "tool_calls": [call(name="a")]}, {"role": "assistant", "tool_calls": [call(name="b")]}),
+    (
+        {"role": "assistant", "tool_calls": [call("c1")]},
+        {"role": "assistant", "tool_calls": [call("c2")]},
+    ),
+    (
+        {"role": "assistant", "tool_calls": [call(name="a")]},
+        {"role": "assistant", "tool_calls": [call(name="b")]},
+    ),
     (
         {"role": "assistant", "tool_calls": [call(arguments='{"a":1}')]},
         {"role": "assistant", "tool_calls": [call(arguments='{"a":2}')]},
@@ -196,24 +263,36 @@ def test_different(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["[" + "1, " * MAX_SEPARATORS + "1]", '{"text": "' + "x" * MAX_ARGUMENTS + '"}'], ids=["many", "long"]
+    "arguments",
+    ["[" + "1, " * MAX_SEPARATORS + "1]", '{"text": "' + "x" * MAX_ARGUMENTS + '"}'],
+    ids=["many", "long"],
 )
-def test_arguments_too_large_to_look_into_stand_for_themselves(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_too_large_to_look_into_stand_for_themselves(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(json, "loads", None)
     fields = {"role": "assistant", "tool_calls": [call(arguments=arguments)]}
     assert message(**fields).calls == (("c1", "search"),)
 
 
 def test_arguments_that_are_not_json_stand_for_themselves() -> None:
-    broken = [{"role": "assistant", "tool_calls": [call(arguments=text)]} for text in ("{oops", "{oops ", "{oups")]
+    broken = [
+        {"role": "assistant", "tool_calls": [call(arguments=text)]}
+        for text in ("{oops", "{oops ", "{oups")
+    ]
     first, trimmed, other = (message(**fields).meaning for fields in broken)
     assert first == trimmed != other
 
 
 def test_the_reply_means_what_the_client_sends_back() -> None:
-    sent_back = message(role="assistant", content="text", tool_calls=[call("c9", "search", '{"q": "x"}')])
+    sent_back = message(
+        role="assistant", content="text", tool_calls=[call("c9", "search", '{"q": "x"}')]
+    )
     assert CHAT.reply_meaning("text ", [ToolCall("c9", "search", '{"q":"x"}')]) == sent_back.meaning
-    assert CHAT.reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
+    assert (
+        CHAT.reply_meaning("only text", [])
+        == message(role="assistant", content="only text").meaning
+    )
 
 
 def history(*raws: bytes, offload: Offload | None = None) -> History:
@@ -239,7 +318,9 @@ def test_excluded_tools_are_never_moved() -> None:
     found = history(*raws, offload=Offload(exclude_tools=("fet*",))).items
     assert found[1].preview < found[1].tokens
     assert found[2].preview == found[2].first_preview == found[2].tokens
-    assert not found[2].stays, "a cut replaces it: else a tool that is called in every step would leave nothing to cut"
+    assert not found[2].stays, (
+        "a cut replaces it: else a tool that is called in every step would leave nothing to cut"
+    )
 
 
 @given(

@@ -1,4 +1,5 @@
-"""What each round asks: the client's members as they came, but for what a turn has to ask differently."""
+"""What each round asks: the client's members as they came, but for what a turn has to ask
+differently."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
         b'"seed":123456789012345678901,"stream_options":{"include_usage":true}}'
     )
     plain = CHAT.parse(b'{"model":"m","messages":[],"seed":1e2}')
-    assert ChatRoundRequest(plain, [b'{"a": 1}'], [], 8).first() == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
+    assert (
+        ChatRoundRequest(plain, [b'{"a": 1}'], [], 8).first()
+        == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
+    )
 
 
 @pytest.mark.parametrize("tools", [None, [], [SEARCH]])
@@ -82,7 +86,8 @@ OURS = [{"type": "function", "function": {"name": name}} for name in ("grep", "r
     ],
 )
 def test_the_model_may_call_our_tools_beside_what_the_client_chose(choice: Any, sent: Any) -> None:
-    """In every round but the one without our tools: what it is forced to call, it has not called yet."""
+    """In every round but the one without our tools: what it is forced to call, it has not called
+    yet."""
     request = asked(tool_choice=choice)
     assert first(request).get("tool_choice") == sent
     assert later(request).get("tool_choice") == sent
@@ -93,26 +98,39 @@ def test_the_model_may_call_our_tools_beside_what_the_client_chose(choice: Any, 
 
 @pytest.mark.parametrize("tools", [None, []])
 @pytest.mark.parametrize("choice", [None, "auto", "required"])
-def test_in_the_last_round_nothing_can_be_called_where_all_tools_are_ours(tools: Any, choice: Any) -> None:
+def test_in_the_last_round_nothing_can_be_called_where_all_tools_are_ours(
+    tools: Any, choice: Any
+) -> None:
     request = asked(tools=tools, tool_choice=choice)
     assert later(request).get("tool_choice") == choice
     assert later(request, last=True)["tool_choice"] == "none"
 
 
 @pytest.mark.parametrize("tools", [None, [], [SEARCH]])
-def test_our_tools_stay_in_the_last_round_and_are_left_out_if_the_model_calls_them_nevertheless(tools: Any) -> None:
+def test_our_tools_stay_in_the_last_round_and_are_left_out_if_the_model_calls_them_nevertheless(
+    tools: Any,
+) -> None:
     request = asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)
     assert later(request)["tools"] == [*(tools or []), GREP, READ]
-    assert later(request, last=True)["tools"] == later(request)["tools"], "the prompt begins as before"
+    assert later(request, last=True)["tools"] == later(request)["tools"], (
+        "the prompt begins as before"
+    )
     bare = later(request, last=True, bare=True)
     members = ("tools", "tool_choice", "parallel_tool_calls")
-    assert [bare.get(key) for key in members] == ([tools, "auto", False] if tools else [None, None, None])
+    assert [bare.get(key) for key in members] == (
+        [tools, "auto", False] if tools else [None, None, None]
+    )
 
 
 def test_every_round_gets_the_clients_own_limits() -> None:
     limits = {"max_tokens": 50, "max_completion_tokens": 20}
     request = asked(**limits)
-    for body in (first(request), later(request), later(request, last=True), later(request, last=True, bare=True)):
+    for body in (
+        first(request),
+        later(request),
+        later(request, last=True),
+        later(request, last=True, bare=True),
+    ):
         assert {key: body[key] for key in limits} == limits
 
 

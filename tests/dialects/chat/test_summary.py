@@ -19,7 +19,13 @@ def asked(**members: Any) -> Any:
     return CHAT.parse(json.dumps({"model": "m", "messages": MESSAGES, **members}).encode())
 
 
-MEMBERS = {"user": "u", "reasoning_effort": "low", "store": True, "max_tokens": 9000, "temperature": 1}
+MEMBERS = {
+    "user": "u",
+    "reasoning_effort": "low",
+    "store": True,
+    "max_tokens": 9000,
+    "temperature": 1,
+}
 
 
 def test_the_same_model_takes_over_who_asks_and_how() -> None:
@@ -48,9 +54,15 @@ def test_on_the_prefix_entries_keep_their_bytes_and_the_task_comes_last() -> Non
 @pytest.mark.parametrize("marked", [True, False])
 def test_the_task_goes_on_with_a_user_message_at_the_end(marked: bool) -> None:
     """Its text stays the beginning of what upstream has cached."""
-    later = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
+    later = {
+        "role": "user",
+        "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+    }
     request = asked(messages=[*MESSAGES, later] if marked else MESSAGES)
-    entries = [json.dumps(one).encode() for one in (*MESSAGES, {"role": "user", "content": "go", "name": "ann"})]
+    entries = [
+        json.dumps(one).encode()
+        for one in (*MESSAGES, {"role": "user", "content": "go", "name": "ann"})
+    ]
     body = json.loads(CHAT.summary_on_prefix("t", request, entries, [], 700, 1))
     *before, last = body["messages"]
     assert before == MESSAGES and (last["role"], last["name"]) == ("user", "ann")
@@ -67,21 +79,35 @@ def test_a_cache_breakpoint_after_the_prefix_goes_to_the_task(end: int, marked: 
     later = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": mark}]}
     request = asked(messages=[MESSAGES[0], later])
     [task] = json.loads(CHAT.summary_on_prefix("t", request, [], [], 700, end))["messages"]
-    assert task["content"] == ([{"type": "text", "text": "t", "cache_control": mark}] if marked else "t")
+    assert task["content"] == (
+        [{"type": "text", "text": "t", "cache_control": mark}] if marked else "t"
+    )
 
 
-USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 80}}
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 20,
+    "prompt_tokens_details": {"cached_tokens": 80},
+}
 
 
 @pytest.mark.parametrize(
     ("status", "body", "answer"),
     [
-        (200, {"choices": [{"message": {"content": "x"}}], "usage": USAGE}, SummaryAnswer(200, "x", 100, 20, 80)),
+        (
+            200,
+            {"choices": [{"message": {"content": "x"}}], "usage": USAGE},
+            SummaryAnswer(200, "x", 100, 20, 80),
+        ),
         (200, {"choices": [{"message": {"content": None}}]}, SummaryAnswer(200)),
         (200, {"choices": []}, SummaryAnswer(200)),
         (200, {"choices": [1]}, SummaryAnswer(200)),
         (500, {"error": "busy"}, SummaryAnswer(500)),
-        (400, {"error": "maximum context length is 4096 tokens"}, SummaryAnswer(400, too_long=True, window=4096)),
+        (
+            400,
+            {"error": "maximum context length is 4096 tokens"},
+            SummaryAnswer(400, too_long=True, window=4096),
+        ),
         (400, {"error": "prompt is too long"}, SummaryAnswer(400, too_long=True)),
     ],
 )
@@ -95,11 +121,19 @@ def test_an_oversized_reply_is_not_parsed() -> None:
 
 
 def test_a_model_that_insists_on_the_newer_limit_gets_it() -> None:
-    refusal = {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}
+    refusal = {
+        "error": {
+            "message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        }
+    }
     answer = CHAT.summary_answer(400, json.dumps(refusal).encode())
     assert answer.again is not None
     body = json.loads(answer.again(CHAT.summary_request("t", "o9", None, 700)))
-    assert (body["max_completion_tokens"], "max_tokens" in body, len(body["messages"])) == (700, False, 1)
+    assert (body["max_completion_tokens"], "max_tokens" in body, len(body["messages"])) == (
+        700,
+        False,
+        1,
+    )
     assert CHAT.summary_answer(400, b'{"error": "no"}').again is None
 
 

@@ -95,7 +95,16 @@ ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|"]
 
 @pytest.mark.parametrize(
     "beginning",
-    ["I", '{"name": "Z"', "<p>", "<p c", "`x`", "```python\nx", "-", *(begun + "x" * 400 for begun in ENDLESS)],
+    [
+        "I",
+        '{"name": "Z"',
+        "<p>",
+        "<p c",
+        "`x`",
+        "```python\nx",
+        "-",
+        *(begun + "x" * 400 for begun in ENDLESS),
+    ],
     ids=lambda beginning: beginning[:20],
 )
 def test_a_text_is_shown_as_soon_as_it_cannot_be_a_call(beginning: str) -> None:
@@ -118,13 +127,18 @@ def test_calls_in_a_streamed_text_are_answered_and_never_shown(written: str, siz
     message = requests[1]["messages"][1]
     assert message["content"] is None
     made_calls = [
-        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in message["tool_calls"]
     ]
     assert made_calls == CALLS[written]
-    assert [one["tool_call_id"] for one in requests[1]["messages"][2:]] == [one["id"] for one in message["tool_calls"]]
+    assert [one["tool_call_id"] for one in requests[1]["messages"][2:]] == [
+        one["id"] for one in message["tool_calls"]
+    ]
 
 
-@pytest.mark.parametrize("written", [written for written in TEXTS if written and len(written) < 200])
+@pytest.mark.parametrize(
+    "written", [written for written in TEXTS if written and len(written) < 200]
+)
 @pytest.mark.parametrize("size", [1, 1_000])
 def test_other_texts_reach_the_client_whole(written: str, size: int) -> None:
     turn = ChatTurn(asked())
@@ -152,7 +166,13 @@ def test_where_the_client_wants_json_a_call_is_still_a_call() -> None:
 
 def test_a_call_in_text_beside_a_call_of_the_clients() -> None:
     turn = ChatTurn(asked())
-    both = stream(ROLE, chunk({"content": CALL}), chunk(calls(called("search", "{}", "a"))), chunk({}, "stop"), DONE)
+    both = stream(
+        ROLE,
+        chunk({"content": CALL}),
+        chunk(calls(called("search", "{}", "a"))),
+        chunk({}, "stop"),
+        DONE,
+    )
     out, _ = run(turn, both)
     assert text(folded(out)) == "" and made(folded(out)) == [("a", "search", "{}")]
     assert folded(out)["finish"] == "tool_calls" and turn.state is State.DONE

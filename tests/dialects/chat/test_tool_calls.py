@@ -1,4 +1,5 @@
-"""How servers stream tool calls, and what a client sees of it: a table of ways, each with the same calls in it.
+"""How servers stream tool calls, and what a client sees of it: a table of ways, each with the same
+calls in it.
 
 The usual ways are the encodings of chat in `tests/dialects/contract/apis.py`.
 """
@@ -39,7 +40,9 @@ def shown(out: bytes) -> list[Json]:
 
 
 def named(name: str | None = None, arguments: Any = None, **members: Any) -> Json:
-    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    function = {
+        key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
+    }
     return {**members, "function": function}
 
 
@@ -51,7 +54,8 @@ def put_back(one: Any) -> list[Json]:
     return found
 
 
-# Each of these says: call a is the client's `search` with {"q":1}, call b ours, `grep` with {"p":2}.
+# Each of these says: call a is the client's `search` with {"q":1}, call b ours, `grep` with
+# {"p":2}.
 WAYS: dict[str, list[Json]] = {
     "interleaved": [called("search", '{"q":', "a", 0), called("grep", '{"p":', "b", 1), more("1}", 0), more("2}", 1)],
     "no index, the id each time": [
@@ -94,8 +98,13 @@ def test_ways_to_stream(way: list[Json]) -> None:
     one = turn()
     out, _ = run(one, said(*way))
     assert [call[1:] for call in made(folded(out))] == [("search", '{"q":1}')]
-    assert [(call.id, call.name, call.arguments) for call in one.visible[1]] == [("a", "search", '{"q":1}')]
-    back = [(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in put_back(one)]
+    assert [(call.id, call.name, call.arguments) for call in one.visible[1]] == [
+        ("a", "search", '{"q":1}')
+    ]
+    back = [
+        (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in put_back(one)
+    ]
     assert back == [("a", "search", {"q": 1}), ("b", "grep", {"p": 2})]
 
 
@@ -145,10 +154,19 @@ def test_what_is_not_ours_stays_as_it_came(way: list[Json], injected: bool) -> N
 
 
 def test_whole_replies_have_one_entry_for_each_call() -> None:
-    entries = [named("search", "{}"), named("search", "{}"), named("grep", "{}"), called("search", "{}", "x", 3)]
+    entries = [
+        named("search", "{}"),
+        named("search", "{}"),
+        named("grep", "{}"),
+        called("search", "{}", "x", 3),
+    ]
     one = turn(stream=False)
     out, _ = run(one, whole(calls(*entries), "tool_calls"))
-    assert [call.get("id") for call in json.loads(out)["choices"][0]["message"]["tool_calls"]] == [None, None, "x"]
+    assert [call.get("id") for call in json.loads(out)["choices"][0]["message"]["tool_calls"]] == [
+        None,
+        None,
+        "x",
+    ]
     assert len(put_back(one)) == 4 and one.hidden is not None and len(one.hidden.after) == 1
 
 
@@ -159,12 +177,23 @@ def test_custom_tools_are_the_clients() -> None:
     out, _ = run(one, said(first, rest, {"index": 0}, called("grep", "{}", "b", 1)))
     assert shown(out) == [first, rest, {"index": 0}]
     assert [(call.name, call.arguments) for call in one.visible[1]] == [("patch", "free")]
-    assert put_back(one)[0] == {"id": "a", "type": "custom", "custom": {"name": "patch", "input": "free"}}
+    assert put_back(one)[0] == {
+        "id": "a",
+        "type": "custom",
+        "custom": {"name": "patch", "input": "free"},
+    }
 
 
 def test_a_call_as_it_goes_back() -> None:
-    """Every member but the index, strings joined; what no JSON encoder takes is escaped as it came."""
-    first = {"index": 0, "function": {"name": "grep", "strict": True}, "extra": {"n": 1}, "id": None, "x": None}
+    """Every member but the index, strings joined; what no JSON encoder takes is escaped as it
+    came."""
+    first = {
+        "index": 0,
+        "function": {"name": "grep", "strict": True},
+        "extra": {"n": 1},
+        "id": None,
+        "x": None,
+    }
     _, requests = run(turn(), said(first, more('{"p":"\ud83d'), more('\ude00\ud800"}')), ANSWER)
     [call] = requests[1]["messages"][1]["tool_calls"]
     function = {"name": "grep", "strict": True, "arguments": '{"p":"😀\ud800"}'}

@@ -42,11 +42,15 @@ from tests.dialects.turning import feed, receive, run
 
 SHOW_USAGE = {"include_usage": True}
 
-# -- nothing of ours --------------------------------------------------------------------------------------------------
+# -- nothing of ours -------------------------------------------------------------------------------
 
 PLAIN = stream(ROLE, chunk({"content": "Hel"}), chunk({"content": "lo"}), chunk({}, "stop"), DONE)
 THEIRS = stream(
-    ROLE, chunk(calls(called("search", ""))), chunk(calls(more('{"q":1e400}'))), chunk({}, "tool_calls"), DONE
+    ROLE,
+    chunk(calls(called("search", ""))),
+    chunk(calls(more('{"q":1e400}'))),
+    chunk({}, "tool_calls"),
+    DONE,
 )
 DEEP = b'{"a":' * 100_000
 UNTOUCHED = {
@@ -59,19 +63,36 @@ UNTOUCHED = {
     "stops in the middle": stream(ROLE, chunk({"content": "x"})),
     "stops within an event": stream(ROLE) + b'data: {"choices":[{"delta":{"content":"x',
     "comments and names": b": PROCESSING\n\nevent: x\nid: 7\n" + PLAIN,
-    "unknown members": stream(chunk({"role": "assistant", "content": "x", "annotations": [1e30]}, x={"y": None}), DONE),
-    "reasoning": stream(
-        ROLE, chunk({"reasoning_content": "a"}), chunk({"reasoning": "b"}), chunk({"refusal": "c"}), DONE
+    "unknown members": stream(
+        chunk({"role": "assistant", "content": "x", "annotations": [1e30]}, x={"y": None}), DONE
     ),
-    "half a surrogate pair": stream(ROLE, b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n', PLAIN),
+    "reasoning": stream(
+        ROLE,
+        chunk({"reasoning_content": "a"}),
+        chunk({"reasoning": "b"}),
+        chunk({"refusal": "c"}),
+        DONE,
+    ),
+    "half a surrogate pair": stream(
+        ROLE, b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n', PLAIN
+    ),
     "not UTF-8": stream(ROLE, b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', PLAIN),
     "large numbers": stream(
-        ROLE, '{"choices":[{"delta":{"content":"x","n":123456789012345678901234}}],"e":1e400}', PLAIN
+        ROLE,
+        '{"choices":[{"delta":{"content":"x","n":123456789012345678901234}}],"e":1e400}',
+        PLAIN,
     ),
     "content filters first": stream(chunk(id="", prompt_filter_results=[]), PLAIN),
-    "parts": stream(ROLE, chunk({"content": [{"type": "text", "text": "x"}]}), chunk({"content": "y"}), DONE),
+    "parts": stream(
+        ROLE, chunk({"content": [{"type": "text", "text": "x"}]}), chunk({"content": "y"}), DONE
+    ),
     "behind the finish reason": stream(
-        ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk({"content": "y"}), chunk(usage=usage(1, 2)), DONE
+        ROLE,
+        chunk({"content": "x"}),
+        chunk({}, "stop"),
+        chunk({"content": "y"}),
+        chunk(usage=usage(1, 2)),
+        DONE,
     ),
     "an error": stream(ROLE, {"error": {"message": "overloaded"}}),
 }
@@ -102,15 +123,18 @@ def test_no_shape_is_an_error_or_changes_what_follows(shape: str) -> None:
     out, _ = run(ChatTurn(asked(stream_options=SHOW_USAGE)), odd + PLAIN)
     assert out == odd + PLAIN
     out, _ = run(ChatTurn(asked()), OURS, odd + ANSWER)
-    known = [event.raw for event in sse.EventDecoder().feed(out) if event.data and b'"c1"' in event.data]
+    known = [
+        event.raw for event in sse.EventDecoder().feed(out) if event.data and b'"c1"' in event.data
+    ]
     assert text(folded(b"".join(known))) == "Let me look.\n\nIt is 42."
 
 
-# -- our calls --------------------------------------------------------------------------------------------------------
+# -- our calls -------------------------------------------------------------------------------------
 
 
 def test_the_clients_calls_do_not_wait() -> None:
-    """Each piece goes on as it comes; only the end waits, for there is something to remember first."""
+    """Each piece goes on as it comes; only the end waits, for there is something to remember
+    first."""
     turn = ChatTurn(asked())
     turn.request()
     shown = [turn.receive(event) for event in sse.EventDecoder().feed(MIXED)]
@@ -132,7 +156,10 @@ def test_our_tools_may_have_other_names() -> None:
 def test_calls_without_ids_get_some() -> None:
     """The same ones each time, and others in another turn: both stand in one history in the end."""
     raw = stream(
-        ROLE, chunk(calls({"index": 0, "function": {"name": "grep", "arguments": "{}"}})), chunk({}, "stop"), DONE
+        ROLE,
+        chunk(calls({"index": 0, "function": {"name": "grep", "arguments": "{}"}})),
+        chunk({}, "stop"),
+        DONE,
     )
     _, requests = run(ChatTurn(asked()), raw, raw, ANSWER)
     messages = requests[2]["messages"]
@@ -154,7 +181,7 @@ def test_calls_with_the_same_id_are_told_apart() -> None:
     assert [json.loads(raw)["tool_call_id"] for raw in turn.hidden.after] == ids[1:]
 
 
-# -- ends -------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def told(request: Json) -> str:
@@ -184,13 +211,22 @@ def test_a_model_that_says_nothing_is_asked_once_more() -> None:
 
 def test_a_mixed_round_that_was_stopped() -> None:
     """What is complete of ours is answered; what broke off is not put back."""
-    broken = chunk(calls(called("grep", "{}", "b", 0), called("search", "{}", "a", 1), called("grep", '{"p', "c", 2)))
+    broken = chunk(
+        calls(
+            called("grep", "{}", "b", 0),
+            called("search", "{}", "a", 1),
+            called("grep", '{"p', "c", 2),
+        )
+    )
     turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, broken, chunk({}, "length"), DONE))
     assert made(folded(out)) == [("a", "search", "{}")]
     assert folded(out)["finish"] == "length"
     assert turn.hidden is not None and len(turn.hidden.after) == 1
-    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")[0]["tool_calls"]] == ["b", "a"]
+    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")[0]["tool_calls"]] == [
+        "b",
+        "a",
+    ]
 
 
 def test_a_round_that_nobody_said_was_over() -> None:
@@ -209,8 +245,15 @@ def test_a_round_that_nobody_said_was_over() -> None:
 
 @pytest.mark.parametrize("reason", ["model_length", "SAFETY", "length"])
 def test_a_reason_that_is_no_ordinary_one_stops_an_incomplete_call(reason: str) -> None:
-    """`model_length` is Mistral's. The client sees upstream's word: https://github.com/laravel/ai/issues/955"""
-    said = stream(ROLE, chunk({"content": "I look."}), chunk(calls(called("grep", '{"pat'))), chunk({}, reason), DONE)
+    """`model_length` is Mistral's. The client sees upstream's word:
+    https://github.com/laravel/ai/issues/955"""
+    said = stream(
+        ROLE,
+        chunk({"content": "I look."}),
+        chunk(calls(called("grep", '{"pat'))),
+        chunk({}, reason),
+        DONE,
+    )
     turn = ChatTurn(asked())
     out, requests = run(turn, said)
     assert len(requests) == 1
@@ -225,7 +268,9 @@ def test_a_complete_call_is_answered_whatever_the_reason_is_called(reason: str) 
     assert text(folded(out)) == "It is 42."
 
 
-@pytest.mark.parametrize("delta", [called("grep", '{"pat'), {"index": 0, "function": {"name": "grep"}}])
+@pytest.mark.parametrize(
+    "delta", [called("grep", '{"pat'), {"index": 0, "function": {"name": "grep"}}]
+)
 def test_a_reply_that_stops_within_our_call_is_broken(delta: Json) -> None:
     turn = ChatTurn(asked())
     turn.request()
@@ -249,7 +294,12 @@ def test_nothing_counts_behind_the_end() -> None:
     [
         calls({"index": 0, "function": {"arguments": "x" * 1_000}}),
         calls(called("search", "x" * 50_000)),
-        calls(*({"index": number, "id": f"0-{number}", "function": {"name": "search"}} for number in range(500))),
+        calls(
+            *(
+                {"index": number, "id": f"0-{number}", "function": {"name": "search"}}
+                for number in range(500)
+            )
+        ),
         {"content": "x" * 50_000},
         {"content": ["x" * 50_000]},
     ],
@@ -286,7 +336,7 @@ def test_calls_in_the_wrong_state_raise() -> None:
         turn.request()
 
 
-# -- fields -----------------------------------------------------------------------------------------------------------
+# -- fields ----------------------------------------------------------------------------------------
 
 
 def test_usage_is_asked_for_always_and_shown_only_to_who_asked() -> None:
@@ -305,7 +355,10 @@ def moonshot(finish: str, used: Json) -> list[Json]:
 
 ENDS = {
     "DeepSeek": lambda finish, used: [chunk({}, finish, usage=used)],
-    "OpenRouter": lambda finish, used: [chunk({}, finish), chunk({"role": "assistant", "content": ""}, usage=used)],
+    "OpenRouter": lambda finish, used: [
+        chunk({}, finish),
+        chunk({"role": "assistant", "content": ""}, usage=used),
+    ],
     "Moonshot": moonshot,
 }
 
@@ -314,17 +367,27 @@ ENDS = {
 def test_usage_that_comes_beside_a_choice_covers_all_rounds_and_is_shown_once(end: Any) -> None:
     first = stream(ROLE, chunk(calls(called("grep"))), *end("tool_calls", usage(100, 10)), DONE)
     turn = ChatTurn(asked(stream_options=SHOW_USAGE))
-    out, _ = run(turn, first, stream(ROLE, chunk({"content": "42"}), *end("stop", usage(150, 5)), DONE))
+    out, _ = run(
+        turn, first, stream(ROLE, chunk({"content": "42"}), *end("stop", usage(150, 5)), DONE)
+    )
     assert [one["usage"] for one in events(out)[:-1] if one.get("usage")] == [usage(150, 15)]
     assert (turn.spent.prompt, turn.spent.completion) == (250, 15)
 
 
 def test_one_frame_and_one_role() -> None:
     first = stream(
-        chunk(id="", created=0, prompt_filter_results=[]), chunk({"role": "assistant"}, system_fingerprint=None), SILENT
+        chunk(id="", created=0, prompt_filter_results=[]),
+        chunk({"role": "assistant"}, system_fingerprint=None),
+        SILENT,
     )
     second = stream(
-        chunk({"role": "assistant", "content": "a"}, id="c2", created=9, model="other", system_fingerprint="fp"),
+        chunk(
+            {"role": "assistant", "content": "a"},
+            id="c2",
+            created=9,
+            model="other",
+            system_fingerprint="fp",
+        ),
         chunk({"role": "assistant", "content": "b"}, id="c2"),
         chunk({}, "stop", id="c2"),
         DONE,
@@ -340,11 +403,16 @@ def test_one_frame_and_one_role() -> None:
 def test_a_stream_that_starts_over_has_one_frame_and_one_role() -> None:
     turn = ChatTurn(asked(injected=False))
     turn.request()
-    out, _ = map(turn.receive, sse.EventDecoder().feed(stream(ROLE, {"error": {"message": "overloaded"}})))
+    out, _ = map(
+        turn.receive, sse.EventDecoder().feed(stream(ROLE, {"error": {"message": "overloaded"}}))
+    )
     assert turn.refusal and turn.start_over()
     turn.request()
     got = [one for one in events(out + feed(turn, ANSWER) + turn.close()) if one != DONE]
-    assert [(one["id"], "role" in one["choices"][0]["delta"]) for one in got] == [("c1", True), *[("c1", False)] * 3]
+    assert [(one["id"], "role" in one["choices"][0]["delta"]) for one in got] == [
+        ("c1", True),
+        *[("c1", False)] * 3,
+    ]
 
 
 def test_names_of_events_stay() -> None:
@@ -369,7 +437,10 @@ SIGNED: dict[str, tuple[list[Json], Json]] = {
             {"reasoning_details": [{**TEXT, "text": "ink", "signature": "S"}]},
             {"reasoning_details": [ENCRYPTED]},
         ],
-        {"reasoning": "th", "reasoning_details": [{**TEXT, "text": "think", "signature": "S"}, ENCRYPTED]},
+        {
+            "reasoning": "th",
+            "reasoning_details": [{**TEXT, "text": "think", "signature": "S"}, ENCRYPTED],
+        },
     ),
     "LiteLLM": (
         [
@@ -393,8 +464,11 @@ SIGNED: dict[str, tuple[list[Json], Json]] = {
 
 
 @pytest.mark.parametrize(("deltas", "kept"), SIGNED.values(), ids=SIGNED.keys())
-def test_signed_reasoning_is_shown_in_blocks_and_goes_back_with_its_round(deltas: list[Json], kept: Json) -> None:
-    """What is one value is not shown of a hidden round, and no blocks are shown behind a call of ours."""
+def test_signed_reasoning_is_shown_in_blocks_and_goes_back_with_its_round(
+    deltas: list[Json], kept: Json
+) -> None:
+    """What is one value is not shown of a hidden round, and no blocks are shown behind a call of
+    ours."""
     thinking = [chunk(delta) for delta in deltas]
     more = stream(ROLE, *thinking, chunk({"content": "It is 42."}), chunk({}, "stop"), DONE)
     turn = ChatTurn(asked())
@@ -448,22 +522,33 @@ def test_thinking_that_is_part_of_the_content_is_kept() -> None:
 
 @pytest.mark.parametrize("signed", [GEMINI, {"thought_signature": "S"}])
 def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
-    made = [called("grep", "{}", "a", 0, **signed), called("search", "{}", "b", 1), called("search", "{}", "c", 2)]
+    made = [
+        called("grep", "{}", "a", 0, **signed),
+        called("search", "{}", "b", 1),
+        called("search", "{}", "c", 2),
+    ]
     turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
     shown = folded(out)["message"]["tool_calls"]
     assert [{key: call[key] for key in signed if key in call} for call in shown] == [signed, {}]
     assert turn.hidden is not None
     instead = json.loads(turn.hidden.instead or b"")[0]["tool_calls"]
-    assert [{key: call[key] for key in signed if key in call} for call in instead] == [signed, {}, {}]
+    assert [{key: call[key] for key in signed if key in call} for call in instead] == [
+        signed,
+        {},
+        {},
+    ]
     reply, _ = run(ChatTurn(asked(stream=False)), whole(calls(*made), "tool_calls"))
-    assert [{key: call[key] for key in signed if key in call} for call in read(reply)["message"]["tool_calls"]] == [
+    assert [
+        {key: call[key] for key in signed if key in call}
+        for call in read(reply)["message"]["tool_calls"]
+    ] == [
         signed,
         {},
     ]
 
 
-# -- whole replies ----------------------------------------------------------------------------------------------------
+# -- whole replies ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -482,7 +567,7 @@ def test_a_whole_reply_with_nothing_of_ours_goes_through(body: bytes) -> None:
     assert turn.hidden is None
 
 
-# -- every mix -----------------------------------------------------------------------------------------
+# -- every mix -------------------------------------------------------------------------------------
 
 
 def check_pairs(turn: ChatTurn) -> None:
@@ -519,31 +604,59 @@ def spoiled(value: Any, data: st.DataObject) -> Any:
     key = data.draw(st.sampled_from(keys))
     if data.draw(st.integers(0, 9)) == 0:
         return (
-            {k: v for k, v in value.items() if k != key} if isinstance(value, dict) else value[:key] + value[key + 1 :]
+            {k: v for k, v in value.items() if k != key}
+            if isinstance(value, dict)
+            else value[:key] + value[key + 1 :]
         )
     changed = spoiled(value[key], data)
-    return {**value, key: changed} if isinstance(value, dict) else [*value[:key], changed, *value[key + 1 :]]
+    return (
+        {**value, key: changed}
+        if isinstance(value, dict)
+        else [*value[:key], changed, *value[key + 1 :]]
+    )
 
 
 RICH = stream(
     ROLE,
-    chunk({"reasoning": "a", "reasoning_details": [{"type": "t", "index": 0, "text": "a", "signature": "S"}]}),
     chunk(
-        {"content": [{"type": "text", "text": "x"}], "extra_content": {"signature": "S"}}, logprobs={"content": [{}]}
+        {
+            "reasoning": "a",
+            "reasoning_details": [{"type": "t", "index": 0, "text": "a", "signature": "S"}],
+        }
     ),
-    chunk(calls(called("grep", "{", "a", 0, thought_signature="S"), called("search", "{}", "b", 1))),
-    chunk(calls(more("}"), {"index": 2, "id": "c", "type": "custom", "custom": {"name": "grep", "input": "x"}})),
+    chunk(
+        {"content": [{"type": "text", "text": "x"}], "extra_content": {"signature": "S"}},
+        logprobs={"content": [{}]},
+    ),
+    chunk(
+        calls(called("grep", "{", "a", 0, thought_signature="S"), called("search", "{}", "b", 1))
+    ),
+    chunk(
+        calls(
+            more("}"),
+            {"index": 2, "id": "c", "type": "custom", "custom": {"name": "grep", "input": "x"}},
+        )
+    ),
     chunk({}, "tool_calls", usage=usage(1, 2) | {"completion_tokens_details": {"x": 1}}),
     chunk(usage=usage(1, 2)),
     DONE,
 )
 
 
-@given(st.lists(st.sampled_from([OURS, SILENT, MIXED, RICH, ANSWER]), min_size=1, max_size=3), st.data())
-def test_nothing_that_upstream_says_is_an_error_of_ours(rounds: list[bytes], data: st.DataObject) -> None:
-    """Whatever JSON it is, in any round: it is read, or it is Broken, and no call is left without its answer."""
+@given(
+    st.lists(st.sampled_from([OURS, SILENT, MIXED, RICH, ANSWER]), min_size=1, max_size=3),
+    st.data(),
+)
+def test_nothing_that_upstream_says_is_an_error_of_ours(
+    rounds: list[bytes], data: st.DataObject
+) -> None:
+    """Whatever JSON it is, in any round: it is read, or it is Broken, and no call is left without
+    its answer."""
     turn = ChatTurn(
-        asked(stream_options=SHOW_USAGE, response_format=data.draw(st.sampled_from([None, {"type": "json_object"}])))
+        asked(
+            stream_options=SHOW_USAGE,
+            response_format=data.draw(st.sampled_from([None, {"type": "json_object"}])),
+        )
     )
     out = b""
     for raw in rounds:

@@ -1,4 +1,5 @@
-"""Turns written down as transcripts: what upstream says in each round, what the client gets, what is asked next."""
+"""Turns written down as transcripts: what upstream says in each round, what the client gets, what
+is asked next."""
 
 from __future__ import annotations
 
@@ -12,14 +13,20 @@ from proxy.dialects.chat.reply import ChatRoundRequest, ChatTurn
 Json = dict[str, Any]
 
 DONE = "[DONE]"
-GREP, READ, SEARCH = ({"type": "function", "function": {"name": name}} for name in ("grep", "read_file", "search"))
+GREP, READ, SEARCH = (
+    {"type": "function", "function": {"name": name}} for name in ("grep", "read_file", "search")
+)
 
 
-def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> ChatRoundRequest:
+def asked(
+    stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any
+) -> ChatRoundRequest:
     """A request with one tool of the client's; a member that is None is left out."""
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "messages": messages, "tools": [SEARCH], "stream": stream, **members}
-    request = CHAT.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    request = CHAT.parse(
+        json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+    )
     ours = [json.dumps(tool["function"]).encode() for tool in (GREP, READ)] if injected else []
     return ChatRoundRequest(request, request.entries, ours, max_rounds)
 
@@ -28,15 +35,26 @@ def turn(**asked_for: Any) -> ChatTurn:
     return ChatTurn(asked(**asked_for))
 
 
-# -- what upstream says -----------------------------------------------------------------------------------------------
+# -- what upstream says ----------------------------------------------------------------------------
 
 
-def chunk(delta: Json | None = None, finish: str | None = None, id: str = "c1", **more: Any) -> Json:
+def chunk(
+    delta: Json | None = None, finish: str | None = None, id: str = "c1", **more: Any
+) -> Json:
     choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
-    return {"id": id, "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices, **more}
+    return {
+        "id": id,
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": choices,
+        **more,
+    }
 
 
-def called(name: str, arguments: str = "{}", id: str = "call_1", index: int = 0, **more: Any) -> Json:
+def called(
+    name: str, arguments: str = "{}", id: str = "call_1", index: int = 0, **more: Any
+) -> Json:
     function = {"name": name, "arguments": arguments}
     return {"index": index, "id": id, "type": "function", "function": function, **more}
 
@@ -50,7 +68,11 @@ def calls(*deltas: Json, **members: Any) -> Json:
 
 
 def usage(prompt: int, completion: int) -> Json:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def stream(*events: Json | str | bytes) -> bytes:
@@ -60,7 +82,9 @@ def stream(*events: Json | str | bytes) -> bytes:
 
 def whole(message: Json, finish: str = "stop", id: str = "c1", **members: Any) -> bytes:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
-    return json.dumps({"id": id, "object": "chat.completion", "model": "m", "choices": [choice], **members}).encode()
+    return json.dumps(
+        {"id": id, "object": "chat.completion", "model": "m", "choices": [choice], **members}
+    ).encode()
 
 
 def _data(one: Json | str) -> bytes:
@@ -78,7 +102,9 @@ OURS = stream(
     DONE,
 )
 """A round in which one of our tools is called, after a word."""
-SILENT = stream(ROLE, chunk(calls(called("grep"))), chunk({}, "tool_calls"), chunk(usage=usage(100, 10)), DONE)
+SILENT = stream(
+    ROLE, chunk(calls(called("grep"))), chunk({}, "tool_calls"), chunk(usage=usage(100, 10)), DONE
+)
 """The same without a word."""
 ANSWER = stream(
     chunk({"role": "assistant", "content": ""}, id="c2"),
@@ -100,7 +126,7 @@ MIXED = stream(
 )
 
 
-# -- what a client makes of it ----------------------------------------------------------------------------------------
+# -- what a client makes of it ---------------------------------------------------------------------
 
 
 def events(out: bytes) -> list[Any]:
@@ -110,7 +136,8 @@ def events(out: bytes) -> list[Any]:
 
 
 def folded(out: bytes) -> Json:
-    """The whole reply that a stream amounts to: `message`, `finish`, `usage`, `logprobs`; one of each."""
+    """The whole reply that a stream amounts to: `message`, `finish`, `usage`, `logprobs`; one of
+    each."""
     reply: Json = {"message": {}, "finish": None, "usage": None, "logprobs": []}
     for one in events(out):
         if one == DONE:
@@ -146,7 +173,8 @@ def _fold_call(made: list[Json], entry: Json) -> None:
     call |= {key: value for key, value in entry.items() if key not in ("index", "function")}
     for key, value in (entry.get("function") or {}).items():
         known = call["function"].get(key, "")
-        repeated = key == "name" and value == known  # some servers do, and it is passed on as it came
+        # some servers do, and it is passed on as it came
+        repeated = key == "name" and value == known
         call["function"][key] = known if repeated else known + (value or "")
 
 
@@ -156,13 +184,21 @@ def read(out: bytes) -> Json:
     [choice] = reply["choices"]
     message = {key: value for key, value in choice["message"].items() if value is not None}
     logprobs = (choice.get("logprobs") or {}).get("content") or []
-    return {"message": message, "finish": choice["finish_reason"], "usage": reply.get("usage"), "logprobs": logprobs}
+    return {
+        "message": message,
+        "finish": choice["finish_reason"],
+        "usage": reply.get("usage"),
+        "logprobs": logprobs,
+    }
 
 
 def made(reply: Json) -> list[tuple[str, str, str]]:
     """The calls in a folded reply: id, name, arguments."""
     calls = reply["message"].get("tool_calls", [])
-    return [(call.get("id", ""), call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return [
+        (call.get("id", ""), call["function"]["name"], call["function"]["arguments"])
+        for call in calls
+    ]
 
 
 def text(reply: Json) -> str:

@@ -1,8 +1,8 @@
 """The three APIs behind one interface: how each writes a reply, and what its client makes of it.
 
-A reply is a list of blocks, each a kind and a text. `ours` and `theirs` are calls with the text as their argument, and
-`server` is a call that upstream executes itself. Chat has none of these, and its client sees no order among texts,
-thoughts and calls.
+A reply is a list of blocks, each a kind and a text. `ours` and `theirs` are calls with the text as
+their argument, and `server` is a call that upstream executes itself. Chat has none of these, and
+its client sees no order among texts, thoughts and calls.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Api(ABC):
 
     @abstractmethod
     def assembled(self, out: bytes) -> Json:
-        """What the SDK makes of a stream, after everything that a strict client could complain about."""
+        """What the SDK makes of a stream, after everything that a strict client could complain
+        about."""
 
     @abstractmethod
     def blocks(self, reply: Json) -> list[Block]: ...
@@ -125,21 +126,30 @@ class Chat(Api):
     json_mode: ClassVar[Json] = {"response_format": {"type": "json_object"}}
 
     def turn(self, *, stream: bool = True, **members: Any) -> Turn:
-        return chat.turn(stream=stream, stream_options={"include_usage": True} if stream else None, **members)
+        return chat.turn(
+            stream=stream, stream_options={"include_usage": True} if stream else None, **members
+        )
 
     def reply(self, said: Round, number: int) -> Json:
-        joined = {kind: "".join(one.text for one in said.blocks if one.kind == kind) for kind in ("think", "text")}
+        joined = {
+            kind: "".join(one.text for one in said.blocks if one.kind == kind)
+            for kind in ("think", "text")
+        }
         called = [
             chat.called(*_called(one, "search"), f"call_{number}_{place}", index)
             for index, (place, one) in enumerate(
-                (place, one) for place, one in enumerate(said.blocks) if one.kind in ("ours", "theirs")
+                (place, one)
+                for place, one in enumerate(said.blocks)
+                if one.kind in ("ours", "theirs")
             )
         ]
         message: Json = {"content": joined["text"] or None}
         message |= {"reasoning_content": joined["think"]} if joined["think"] else {}
         message |= {"tool_calls": called} if called else {}
         finish = "length" if said.cut else "tool_calls" if called else "stop"
-        reply: Json = json.loads(chat.whole(message, finish, f"c{number}", usage=chat.usage(100 * number, 10)))
+        reply: Json = json.loads(
+            chat.whole(message, finish, f"c{number}", usage=chat.usage(100 * number, 10))
+        )
         return reply
 
     @property
@@ -164,7 +174,10 @@ class Chat(Api):
             if message["role"] == "tool":
                 found.append(Block("result", message["content"]))
                 continue
-            found += [think(message.get("reasoning_content") or ""), text(message.get("content") or "")]
+            found += [
+                think(message.get("reasoning_content") or ""),
+                text(message.get("content") or ""),
+            ]
             calls = (call["function"] for call in message.get("tool_calls") or [])
             found += [_call(json.loads(call["arguments"])) for call in calls]
         return [one for one in found if one.text]
@@ -187,7 +200,9 @@ def _streamed(way: str, reply: Json) -> bytes:
     deltas: list[Json] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": piece} for piece in message.get("reasoning_content") or ""]
     deltas += [{"content": piece} for piece in message.get("content") or ""]
-    deltas += [chat.calls(entry) for call in message.get("tool_calls", []) for entry in _entries(way, call)]
+    deltas += [
+        chat.calls(entry) for call in message.get("tool_calls", []) for entry in _entries(way, call)
+    ]
     ends = chat.chunk({}, choice["finish_reason"], id), chat.chunk(id=id, usage=reply["usage"])
     return chat.stream(*(chat.chunk(delta, id=id) for delta in deltas), *ends, chat.DONE)
 
@@ -210,7 +225,10 @@ def _entries(way: str, call: Json) -> list[Json]:
     if way == "no index":
         return [begun, *({"function": {"arguments": piece}} for piece in arguments)]
     if way == "late id":
-        return [{"function": begun["function"]}, *({"id": call["id"], "function": {"arguments": a}} for a in arguments)]
+        return [
+            {"function": begun["function"]},
+            *({"id": call["id"], "function": {"arguments": a}} for a in arguments),
+        ]
     if way == "repeating":
         return [{**call, "function": {"name": name, "arguments": piece}} for piece in arguments]
     first = {"index": place, **begun, "function": {"name": name[:2], "arguments": ""}}
@@ -229,7 +247,9 @@ class Messages(Api):
         stopped: Json = {"stop_reason": "max_tokens"} if said.cut else {}
         made = messages.message(*map(self.block, said.blocks), number=number, **stopped)
         for place, block in enumerate(made["content"]):
-            block |= {"id": f"srvtoolu_{number}_{place}"} if block["type"] == "server_tool_use" else {}
+            block |= (
+                {"id": f"srvtoolu_{number}_{place}"} if block["type"] == "server_tool_use" else {}
+            )
         return made
 
     @staticmethod
@@ -239,7 +259,9 @@ class Messages(Api):
         if one.kind in ("ours", "theirs"):
             name, arguments = _called(one, "fetch")
             return messages_api.call(name, json.loads(arguments))
-        return messages_api.thinking(one.text) if one.kind == "think" else messages_api.say(one.text)
+        return (
+            messages_api.thinking(one.text) if one.kind == "think" else messages_api.say(one.text)
+        )
 
     @property
     def encodings(self) -> Encodings:
@@ -248,11 +270,17 @@ class Messages(Api):
     @property
     def odd(self) -> Encodings:
         def nameless(reply: Json) -> bytes:
-            return b"\n".join(line for line in messages.stream(reply).split(b"\n") if not line.startswith(b"event"))
+            return b"\n".join(
+                line
+                for line in messages.stream(reply).split(b"\n")
+                if not line.startswith(b"event")
+            )
 
         def unnumbered(reply: Json) -> bytes:
             found = messages_api.events_of(reply)
-            return b"".join(encoded({key: one[key] for key in one if key != "index"}) for one in found)
+            return b"".join(
+                encoded({key: one[key] for key in one if key != "index"}) for one in found
+            )
 
         untyped = partial(_untyped, messages.stream)
         return {"nameless": nameless, "unnumbered": unnumbered, "untyped": untyped}
@@ -267,7 +295,11 @@ class Messages(Api):
         return self.entries([reply])
 
     def entries(self, entries: list[Json]) -> list[Block]:
-        blocks = [block for entry in entries for block in (entry["content"] if "role" in entry else [entry])]
+        blocks = [
+            block
+            for entry in entries
+            for block in (entry["content"] if "role" in entry else [entry])
+        ]
         return list(map(self._read, blocks))
 
     def _read(self, block: Json) -> Block:
@@ -300,23 +332,35 @@ def _named(out: bytes) -> bytes:
 
 class Responses(Api):
     dialect = RESPONSES
-    json_mode: ClassVar[Json] = {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}}
+    json_mode: ClassVar[Json] = {
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}
+    }
 
     def turn(self, *, stream: bool = True, **members: Any) -> Turn:
         return responses.turn(stream=stream, **members)
 
     def reply(self, said: Round, number: int) -> Json:
         return responses.response(
-            *map(self.item, said.blocks), number=number, status="incomplete" if said.cut else "completed"
+            *map(self.item, said.blocks),
+            number=number,
+            status="incomplete" if said.cut else "completed",
         )
 
     @staticmethod
     def item(one: Block) -> Json:
         if one.kind == "server":
-            return {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": one.text}}
+            return {
+                "type": "web_search_call",
+                "status": "completed",
+                "action": {"type": "search", "query": one.text},
+            }
         if one.kind in ("ours", "theirs"):
             return responses_api.call(*_called(one, "fetch"))
-        return responses_api.reasoning(one.text) if one.kind == "think" else responses_api.say(one.text)
+        return (
+            responses_api.reasoning(one.text)
+            if one.kind == "think"
+            else responses_api.say(one.text)
+        )
 
     @property
     def encodings(self) -> Encodings:
@@ -332,7 +376,8 @@ class Responses(Api):
             return b"".join(map(encoded, numbered))
 
         def ids_alone(reply: Json) -> bytes:
-            """llama.cpp says by an id alone which item an event is about, and ends all items at the end."""
+            """llama.cpp says by an id alone which item an event is about, and ends all items at the
+            end."""
             found, ids = list(responses_api.events_of(reply)), {}
             for event in found:
                 event.pop("output_index", None)
@@ -340,14 +385,17 @@ class Responses(Api):
                 item = event.get("item", {})
                 ids[item.get("id")] = item.get("call_id", item.get("id"))
                 event |= {"item_id": ids[event["item_id"]]} if "item_id" in event else {}
-            found[:-1] = sorted(found[:-1], key=lambda event: event["type"] == "response.output_item.done")
+            found[:-1] = sorted(
+                found[:-1], key=lambda event: event["type"] == "response.output_item.done"
+            )
             return b"".join(map(encoded, found))
 
         def one_index(reply: Json) -> bytes:
             """Some gateways count texts and calls each from 0."""
             found = responses_api.events_of(reply)
             return b"".join(
-                encoded(event | {"output_index": 0} if "output_index" in event else event) for event in found
+                encoded(event | {"output_index": 0} if "output_index" in event else event)
+                for event in found
             )
 
         def new_ids(reply: Json) -> bytes:
@@ -355,15 +403,26 @@ class Responses(Api):
             found = list(responses_api.events_of(reply))
             for event in found:
                 event |= {"item_id": f"{event['sequence_number']}"} if "item_id" in event else {}
-                event |= {"item": event["item"] | {"id": "it"}} if event["type"] == "response.output_item.added" else {}
+                event |= (
+                    {"item": event["item"] | {"id": "it"}}
+                    if event["type"] == "response.output_item.added"
+                    else {}
+                )
             return b"".join(map(encoded, found))
 
         def no_ends(reply: Json) -> bytes:
             """Some servers end all items with the reply."""
             found = responses_api.events_of(reply)
-            return b"".join(encoded(event) for event in found if event["type"] != "response.output_item.done")
+            return b"".join(
+                encoded(event) for event in found if event["type"] != "response.output_item.done"
+            )
 
-        odd = {"few words": few_words, "ids alone": ids_alone, "one index": one_index, "new ids": new_ids}
+        odd = {
+            "few words": few_words,
+            "ids alone": ids_alone,
+            "one index": one_index,
+            "new ids": new_ids,
+        }
         return odd | {"no ends": no_ends, "no types": partial(_untyped, responses.stream)}
 
     def assembled(self, out: bytes) -> Json:
@@ -386,7 +445,11 @@ class Responses(Api):
             return _call(json.loads(item["arguments"]))
         if kind == "function_call_output":
             return Block("result", item["output"])
-        return think(item["summary"][0]["text"]) if kind == "reasoning" else text(item["content"][0]["text"])
+        return (
+            think(item["summary"][0]["text"])
+            if kind == "reasoning"
+            else text(item["content"][0]["text"])
+        )
 
     def usage(self, reply: Json) -> tuple[int, int]:
         used = reply["usage"]
@@ -403,15 +466,22 @@ def _call(arguments: Json) -> Block:
 
 def _called(one: Block, fetch: str) -> tuple[str, str]:
     """The name and the arguments of a call."""
-    return ("grep", json.dumps({"pattern": one.text})) if one.kind == "ours" else (fetch, json.dumps({"q": one.text}))
+    return (
+        ("grep", json.dumps({"pattern": one.text}))
+        if one.kind == "ours"
+        else (fetch, json.dumps({"q": one.text}))
+    )
 
 
 APIS: dict[str, Api] = {"chat": Chat(), "messages": Messages(), "responses": Responses()}
 
 
-def expected(api: Api, rounds: Sequence[Round], *, json_mode: bool = False, aloud: bool = False) -> list[Block]:
-    """What the client should see: everything in its order, but our calls; of hidden rounds no JSON, and nothing that
-    belongs to what it does not see, but for thinking that comes before any call of ours (`aloud`)."""
+def expected(
+    api: Api, rounds: Sequence[Round], *, json_mode: bool = False, aloud: bool = False
+) -> list[Block]:
+    """What the client should see: everything in its order, but our calls; of hidden rounds no JSON,
+    and nothing that belongs to what it does not see, but for thinking that comes before any call of
+    ours (`aloud`)."""
     shown: list[Block] = []
     texts: dict[str, list[str]] = {"think": [], "text": []}
     for number, said in enumerate(rounds):
@@ -421,7 +491,12 @@ def expected(api: Api, rounds: Sequence[Round], *, json_mode: bool = False, alou
         for place, one in reversed([*enumerate(said.blocks)]):
             if one.kind != "think" or not isinstance(api, Responses):
                 visible = one.kind != "ours" and not (goes_on and json_mode and one.kind == "text")
-            live = aloud and not number and one.kind == "think" and all(b.kind != "ours" for b in said.blocks[:place])
+            live = (
+                aloud
+                and not number
+                and one.kind == "think"
+                and all(b.kind != "ours" for b in said.blocks[:place])
+            )
             kept += [one] if visible or live else []
         shown += kept[::-1]
         for kind in texts:
@@ -445,16 +520,23 @@ def last_round(rounds: Sequence[Round]) -> int:
 
 
 def expected_back(api: Api, rounds: Sequence[Round]) -> list[Block]:
-    """What should go back upstream: all that the model wrote, and our results. Where it was stopped, what follows our
-    unanswered call is that it never was: only what the client saw goes back."""
+    """What should go back upstream: all that the model wrote, and our results. Where it was
+    stopped, what follows our unanswered call is that it never was: only what the client saw goes
+    back."""
     found: list[Block] = []
     for number, said in enumerate(rounds[: last_round(rounds) + 1]):
         mixed = any(one.kind == "theirs" for one in said.blocks)
         answered = mixed or number < last_round(rounds)
         blocks = said.blocks if answered else expected(api, [said])
         if not api.ordered:
-            joined = {kind: "".join(one.text for one in blocks if one.kind == kind) for kind in ("think", "text")}
+            joined = {
+                kind: "".join(one.text for one in blocks if one.kind == kind)
+                for kind in ("think", "text")
+            }
             calls = [one for one in blocks if one.kind in ("ours", "theirs")]
-            blocks = [*(Block(kind, said_so) for kind, said_so in joined.items() if said_so), *calls]
+            blocks = [
+                *(Block(kind, said_so) for kind, said_so in joined.items() if said_so),
+                *calls,
+            ]
         found += [*blocks, *(Block("result", "found") for one in blocks if one.kind == "ours")]
     return found

@@ -1,8 +1,8 @@
 """Short conversations of a client with an upstream that refuses what the real one refuses.
 
-The client is one that knows nothing of our tools: it answers its own calls, and sends back what it saw. Hidden rounds
-are put back where a seed says so, and otherwise not, as in mode `off`, for another model or with a new key. Upstream
-takes both, in Responses after one refusal.
+The client is one that knows nothing of our tools: it answers its own calls, and sends back what it
+saw. Hidden rounds are put back where a seed says so, and otherwise not, as in mode `off`, for
+another model or with a new key. Upstream takes both, in Responses after one refusal.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class ChatClient(Client):
 
     def _take(self, out: bytes) -> list[Block]:
         api = apis.APIS["chat"]
-        folded = chat.folded(out)["message"] if self.stream else json.loads(out)["choices"][0]["message"]
+        folded = (
+            chat.folded(out)["message"] if self.stream else json.loads(out)["choices"][0]["message"]
+        )
         message = {key: value for key, value in folded.items() if value is not None}
         self.history.append(message)
         for call in message.get("tool_calls", []):
@@ -135,10 +137,15 @@ class _Scripted(Client):
     def _script(self, said: Round) -> None: ...
 
     def _upstream(self, body: bytes, said: Round) -> bytes:
-        """What has lost its hidden rounds may be refused for the thinking before them, and is taken without."""
+        """What has lost its hidden rounds may be refused for the thinking before them, and is taken
+        without."""
         self._script(said)
         status, raw = self._sent(body)
-        if status == 400 and not self.puts_back and self.dialect.complaint(status, raw) is Addition.THINKING:
+        if (
+            status == 400
+            and not self.puts_back
+            and self.dialect.complaint(status, raw) is Addition.THINKING
+        ):
             status, raw = self._sent(self.dialect.forgiving(body, [])[0])
         assert status == 200, raw
         return raw
@@ -172,7 +179,11 @@ class MessagesClient(_Scripted):
     def _script(self, said: Round) -> None:
         blocks = [apis.Messages.block(one) for one in said.blocks]
         for place, block in enumerate(blocks):
-            block |= {"id": f"srvtoolu_{len(self.history)}_{place}"} if block["type"] == "server_tool_use" else {}
+            block |= (
+                {"id": f"srvtoolu_{len(self.history)}_{place}"}
+                if block["type"] == "server_tool_use"
+                else {}
+            )
         assert isinstance(self.api, messages_api.MessagesApi)
         self.api.script([*blocks, {"stop_reason": "max_tokens"}] if said.cut else blocks)
 
@@ -199,7 +210,9 @@ class ResponsesClient(_Scripted):
 
     @property
     def gets_reasoning_back(self) -> bool:  # type: ignore[override]
-        return not self.members["store"] or any(item.get("type") == "reasoning" for item in self.history)
+        return not self.members["store"] or any(
+            item.get("type") == "reasoning" for item in self.history
+        )
 
     def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
@@ -224,18 +237,27 @@ class ResponsesClient(_Scripted):
                 item.pop("id", None)
         self.history += reply["output"]
         calls = [item["call_id"] for item in reply["output"] if item["type"] == "function_call"]
-        self.history += [{"type": "function_call_output", "call_id": id, "output": "ok"} for id in calls]
+        self.history += [
+            {"type": "function_call_output", "call_id": id, "output": "ok"} for id in calls
+        ]
         return apis.APIS["responses"].blocks(reply)
 
 
-CLIENTS: dict[str, type[Client]] = {"chat": ChatClient, "messages": MessagesClient, "responses": ResponsesClient}
+CLIENTS: dict[str, type[Client]] = {
+    "chat": ChatClient,
+    "messages": MessagesClient,
+    "responses": ResponsesClient,
+}
 
 
 def drawn(choice: random.Random, kinds: Sequence[str], most: int = 3) -> list[Round]:
     """What the model says until the client's reply ends."""
     rounds: list[Round] = []
     while True:
-        blocks = [Block(choice.choice(kinds), choice.choice(["a", "bc", "x y"])) for _ in range(choice.randint(1, 5))]
+        blocks = [
+            Block(choice.choice(kinds), choice.choice(["a", "bc", "x y"]))
+            for _ in range(choice.randint(1, 5))
+        ]
         said = {one.kind for one in blocks}
         goes_on = "ours" in said and "theirs" not in said and len(rounds) < most
         if not goes_on:
@@ -263,7 +285,9 @@ def play(name: str, seed: int) -> int:
             rounds, aloud = drawn(choice, kinds), client.gets_reasoning_back
             seen = client.converse(rounds, puts_back=choice.random() < often)
             requests += 1
-            assert seen == apis.expected(apis.APIS[name], rounds, json_mode=json_mode, aloud=aloud), (name, seed)
+            assert seen == apis.expected(
+                apis.APIS[name], rounds, json_mode=json_mode, aloud=aloud
+            ), (name, seed)
             if not any(one.kind == "theirs" for one in seen):
                 break
     return requests

@@ -17,7 +17,9 @@ class _Stream:
     body = b""
 
     def __call__(self, request: Any) -> Any:
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=self.body)
+        return httpx2.Response(
+            200, headers={"content-type": "text/event-stream"}, content=self.body
+        )
 
 
 _stream = _Stream()
@@ -39,7 +41,8 @@ def _anthropic() -> Any:
 
 
 def chat(out: bytes) -> Json:
-    """What the SDK makes of a stream. It raises if a reply was cut off, so a stream says otherwise here."""
+    """What the SDK makes of a stream. It raises if a reply was cut off, so a stream says otherwise
+    here."""
     _stream.body = out.replace(b'"length"', b'"stop"')
     with _openai().chat.completions.stream(model="m", messages=ASKED) as stream:
         return stream.get_final_completion().to_dict()

@@ -1,4 +1,5 @@
-"""Shapes that only one API has: fallbacks, pauses, refusals, names defined within, ends before the end."""
+"""Shapes that only one API has: fallbacks, pauses, refusals, names defined within, ends before the
+end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from tests.dialects.turning import events, feed, run
 
 Json = dict[str, Any]
 
-FALLBACK = {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}, "trigger": {"type": "refusal"}}
+FALLBACK = {
+    "type": "fallback",
+    "from": {"model": "a"},
+    "to": {"model": "b"},
+    "trigger": {"type": "refusal"},
+}
 GREP = call("grep", {"pattern": "x"})
 FETCH = call("fetch", {"q": "x"})
 
@@ -39,7 +45,7 @@ def kinds(reply: Json) -> list[str]:
     return [block["type"] for block in reply["content"]]
 
 
-# -- fallbacks: another model goes on where one declined ---------------------------------------------------------------
+# -- fallbacks: another model goes on where one declined -------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -50,14 +56,17 @@ def kinds(reply: Json) -> list[str]:
         ([GREP, FALLBACK, FETCH], "tool_use", ["fallback", "tool_use"]),
     ],
 )
-def test_a_call_before_a_fallback_is_none(blocks: list[Json], stop: str, shown: list[str], stream: bool) -> None:
+def test_a_call_before_a_fallback_is_none(
+    blocks: list[Json], stop: str, shown: list[str], stream: bool
+) -> None:
     got, asked, turn = converse(messages.message(*blocks, stop_reason=stop), stream=stream)
     assert (len(asked), kinds(got), got["stop_reason"], turn.hidden) == (1, shown, stop, None)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fallback_that_calls_our_tool(stream: bool) -> None:
-    """No result is sent for a call that was left out, and the calls before the last fallback are left out."""
+    """No result is sent for a call that was left out, and the calls before the last fallback are
+    left out."""
     first = messages.message(FETCH, GREP, FALLBACK, say("Let me."), GREP)
     got, asked, turn = converse(first, messages.message(say("So."), number=2), stream=stream)
     assert kinds(got) == ["tool_use", "fallback", "text", "text"]
@@ -68,14 +77,19 @@ def test_a_fallback_that_calls_our_tool(stream: bool) -> None:
     assert not turn.mixed
 
 
-# -- ends -------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("reason", ["refusal", "pause_turn", "model_context_window_exceeded", "compaction"])
+@pytest.mark.parametrize(
+    "reason", ["refusal", "pause_turn", "model_context_window_exceeded", "compaction"]
+)
 def test_an_end_that_is_none_stays_with_its_details(reason: str, stream: bool) -> None:
     last = messages.message(
-        say("Hm."), number=2, stop_reason=reason, stop_details={"type": "refusal", "category": "cyber"}
+        say("Hm."),
+        number=2,
+        stop_reason=reason,
+        stop_details={"type": "refusal", "category": "cyber"},
     )
     got, _, _ = converse(messages.message(thinking("a"), GREP), last, stream=stream)
     assert (got["stop_reason"], kinds(got)) == (reason, ["thinking", "text"])
@@ -84,8 +98,12 @@ def test_an_end_that_is_none_stays_with_its_details(reason: str, stream: bool) -
 
 
 def test_a_whole_reply_within_a_stream_keeps_every_member_of_its_end() -> None:
-    last = messages.message(say("No."), number=2, stop_reason="refusal", stop_details={"type": "refusal"})
-    out, _ = run(messages.turn(), messages.stream(messages.message(GREP)), json.dumps(last).encode())
+    last = messages.message(
+        say("No."), number=2, stop_reason="refusal", stop_details={"type": "refusal"}
+    )
+    out, _ = run(
+        messages.turn(), messages.stream(messages.message(GREP)), json.dumps(last).encode()
+    )
     ends = [event for event in events(out) if event["type"] == "message_delta"]
     assert [end["delta"].get("stop_details") for end in ends] == [last["stop_details"]]
 
@@ -100,7 +118,9 @@ def test_a_chat_call_of_ours_behind_the_finish_reason(finish: str) -> None:
         chat.DONE,
     )
     out, _ = run(chat.turn(), first, chat.ANSWER)
-    finishes = [choice["finish_reason"] for one in chat.events(out)[:-1] for choice in one["choices"]]
+    finishes = [
+        choice["finish_reason"] for one in chat.events(out)[:-1] for choice in one["choices"]
+    ]
     assert list(filter(None, finishes)) == ["stop"]
     assert sdks.chat(out)["choices"][0]["message"]["content"] == "Let me.\n\nIt is 42."
 
@@ -120,17 +140,30 @@ def test_what_a_round_shows_that_is_asked_again_goes_back_once(stream: bool) -> 
     assert [block["type"] for block in reply["content"]] == ["text"]
 
 
-# -- names that are defined within ------------------------------------------------------------------------------------
+# -- names that are defined within -----------------------------------------------------------------
 
-INLINE = {"type": "tool_definition", "definition": {"name": "grep", "input_schema": {"type": "object"}}}
-TOOLSET = {"type": "mcp_toolset", "mcp_server_name": "files", "tools": [{"name": "grep", "input_schema": {}}]}
-CONFIGURED = {"type": "mcp_toolset", "mcp_server_name": "files", "configs": {"grep": {"enabled": True}}}
+INLINE = {
+    "type": "tool_definition",
+    "definition": {"name": "grep", "input_schema": {"type": "object"}},
+}
+TOOLSET = {
+    "type": "mcp_toolset",
+    "mcp_server_name": "files",
+    "tools": [{"name": "grep", "input_schema": {}}],
+}
+CONFIGURED = {
+    "type": "mcp_toolset",
+    "mcp_server_name": "files",
+    "configs": {"grep": {"enabled": True}},
+}
 ADDED = {"type": "tool_addition", "tool": INLINE}
 ADDED_SET = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": TOOLSET}}
 COMPACTED = {"type": "compaction", "content": "x", "tool_changes": [ADDED]}
 DEFINING = {
     "tool_addition": {"messages": [messages.HI, {"role": "system", "content": [ADDED]}]},
-    "tool_addition with a toolset": {"messages": [messages.HI, {"role": "system", "content": [ADDED_SET]}]},
+    "tool_addition with a toolset": {
+        "messages": [messages.HI, {"role": "system", "content": [ADDED_SET]}]
+    },
     "mcp_toolset": {"tools": [TOOLSET]},
     "configs of an mcp_toolset": {"tools": [CONFIGURED]},
     "compaction": {"messages": [{"role": "assistant", "content": [COMPACTED]}, messages.HI]},
@@ -149,7 +182,7 @@ def test_a_tool_that_the_client_defines_within_is_the_clients(members: Json) -> 
     assert messages.accumulated(out + turn.close())["content"][0]["name"] == "grep"
 
 
-# -- what a call brings with it ---------------------------------------------------------------------------------------
+# -- what a call brings with it --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,14 +193,20 @@ def test_our_output_says_who_called(more: Json) -> None:
     first = responses.response(responses_api.call("grep", {"pattern": "x"}, **more))
     turn = responses.turn()
     _, asked = run(
-        turn, responses.stream(first), responses.stream(responses.response(responses_api.say("x"), number=2))
+        turn,
+        responses.stream(first),
+        responses.stream(responses.response(responses_api.say("x"), number=2)),
     )
     [result] = [item for item in asked[1]["input"] if item.get("type") == "function_call_output"]
     assert {key: result[key] for key in more if key in result} == more
 
 
-@pytest.mark.parametrize(("store", "kept"), [({}, True), ({"store": True}, True), ({"store": False}, False)])
-def test_a_summary_call_on_the_prefix_is_kept_as_the_clients_requests_are(store: Json, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("store", "kept"), [({}, True), ({"store": True}, True), ({"store": False}, False)]
+)
+def test_a_summary_call_on_the_prefix_is_kept_as_the_clients_requests_are(
+    store: Json, kept: bool
+) -> None:
     """Only then upstream finds what entries name by an id."""
     item = {"type": "item_reference", "id": "rs_1"}
     request = RESPONSES.parse(json.dumps({"model": "m", "input": [item], **store}).encode())
@@ -181,7 +220,9 @@ def test_citations_stay_with_their_text(stream: bool) -> None:
     reply = messages.message({**say("It."), "citations": cited}, GREP)
     if stream:
         events = list(events_of(reply))
-        place = next(number for number, event in enumerate(events) if event["type"] == "content_block_stop")
+        place = next(
+            number for number, event in enumerate(events) if event["type"] == "content_block_stop"
+        )
         delta = {"type": "citations_delta", "citation": cited[0]}
         events.insert(place, {"type": "content_block_delta", "index": 0, "delta": delta})
         events[1]["content_block"]["citations"] = []
@@ -190,7 +231,9 @@ def test_citations_stay_with_their_text(stream: bool) -> None:
         raw = json.dumps(reply).encode()
     answers = messages.message(say("So."), number=2)
     turn = messages.turn(stream=stream)
-    out, asked = run(turn, raw, messages.stream(answers) if stream else json.dumps(answers).encode())
+    out, asked = run(
+        turn, raw, messages.stream(answers) if stream else json.dumps(answers).encode()
+    )
     assert asked[1]["messages"][1]["content"][0]["citations"] == cited
     got = sdks.messages(out) if stream else json.loads(out)
     assert got["content"][0]["citations"] == cited

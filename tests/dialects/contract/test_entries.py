@@ -32,17 +32,25 @@ def test_a_reply_means_its_text_and_its_calls(api: Api) -> None:
 def test_a_reply_is_readable_block_by_block(api: Api) -> None:
     entry, reply = read(api, think("Hm."), text("So."), theirs("1"))
     [(id, tool)] = reply.calls
-    assert [(section.title, section.text) for section in api.dialect.sections(entry, 3, reply, "")] == [
+    assert [
+        (section.title, section.text) for section in api.dialect.sections(entry, 3, reply, "")
+    ] == [
         ("4 assistant reasoning", "Hm."),
         ("4 assistant", "So."),
         (f"4 assistant calls {tool} {id}", '{"q": "1"}'),
     ]
 
 
-@pytest.mark.parametrize("form", ['{"role":"user","content":7}', '{"role":"narrator","content":"x"}'])
+@pytest.mark.parametrize(
+    "form", ['{"role":"user","content":7}', '{"role":"narrator","content":"x"}']
+)
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
-def test_an_entry_that_cannot_be_read_stays_and_readers_see_it_as_it_is(api: Api, form: str) -> None:
+def test_an_entry_that_cannot_be_read_stays_and_readers_see_it_as_it_is(
+    api: Api, form: str
+) -> None:
     entry = Raw(form.encode())
     message = api.dialect.read(entry, READING, len)
     assert message.sealed and message.pieces == ()
-    assert [section.text for section in api.dialect.sections(entry, 0, message, "")] == [bytes(entry).decode()]
+    assert [section.text for section in api.dialect.sections(entry, 0, message, "")] == [
+        bytes(entry).decode()
+    ]

@@ -1,4 +1,5 @@
-"""Any reply in all three APIs, and any short conversation: nothing is reordered, lost, doubled, leaked or refused."""
+"""Any reply in all three APIs, and any short conversation: nothing is reordered, lost, doubled,
+leaked or refused."""
 
 from __future__ import annotations
 
@@ -42,22 +43,36 @@ SHAPES: dict[str, list[Round]] = {
     "ours": [Round([ours()]), Round([text()])],
     "ours after thinking": [Round([think(), ours()]), Round([think("on"), text()])],
     "ours after text": [Round([think(), text("Let me."), ours()]), Round([text()])],
-    "ours after text and thinking": [Round([text("a"), think(), text("b"), think("c"), ours()]), Round([text()])],
-    "ours after text and server's": [Round([text("Let me."), server(), think(), ours()]), Round([text()])],
+    "ours after text and thinking": [
+        Round([text("a"), think(), text("b"), think("c"), ours()]),
+        Round([text()]),
+    ],
+    "ours after text and server's": [
+        Round([text("Let me."), server(), think(), ours()]),
+        Round([text()]),
+    ],
     "ours before text": [Round([ours(), text("a"), theirs(), text("b"), ours("y")])],
     "ours, parallel": [Round([ours("a"), ours("b")]), Round([text()])],
     "ours, then theirs": [Round([text("Let me."), ours()]), Round([text("And."), theirs()])],
-    "ours, three times": [*(Round([think(str(n)), ours(str(n))]) for n in range(3)), Round([text()])],
+    "ours, three times": [
+        *(Round([think(str(n)), ours(str(n))]) for n in range(3)),
+        Round([text()]),
+    ],
     "mixed": [Round([theirs("a"), ours(), theirs("b")])],
     "mixed, ours first": [Round([think(), ours(), theirs()])],
     "mixed, ours last": [Round([think(), theirs(), ours()])],
-    "mixed, thinking between": [Round([think("a"), theirs(), think("b"), ours(), think("c"), theirs("d")])],
+    "mixed, thinking between": [
+        Round([think("a"), theirs(), think("b"), ours(), think("c"), theirs("d")])
+    ],
     "mixed, thinking twice": [Round([think("a"), think("b"), ours(), theirs()])],
     "mixed after text": [Round([think(), text(), ours(), theirs()])],
     "mixed, text between": [Round([text("a"), ours(), text("b"), theirs(), text("c")])],
     "mixed, later": [Round([think(), ours()]), Round([think("on"), ours("y"), theirs()])],
     "server's": [Round([server(), text()])],
-    "server's, then ours": [Round([think(), server(), think("b"), ours()]), Round([server("v"), text()])],
+    "server's, then ours": [
+        Round([think(), server(), think("b"), ours()]),
+        Round([server("v"), text()]),
+    ],
     "cut off": [Round([think(), text()], cut=True)],
     "cut off after ours": [Round([think(), text(), ours()], cut=True)],
     "cut off, mixed": [Round([think(), ours(), theirs()], cut=True)],
@@ -69,7 +84,9 @@ SHAPES: dict[str, list[Round]] = {
 
 def replies(api: Api, rounds: Sequence[Round]) -> list[Json]:
     """What upstream says in each round of which the client sees something."""
-    return [api.reply(said, number) for number, said in enumerate(rounds[: last_round(rounds) + 1], 1)]
+    return [
+        api.reply(said, number) for number, said in enumerate(rounds[: last_round(rounds) + 1], 1)
+    ]
 
 
 ALOUD: Json = {
@@ -86,8 +103,11 @@ BARE = ("few words", "ids alone", "new ids", "no ends", "no types")
 """Ways of Responses from which the SDK makes no reply."""
 
 
-def check(api: Api, rounds: Sequence[Round], ways: Encodings, *, json_mode: bool, aloud: bool = False) -> None:
-    """What the client gets, whole and streamed in these ways, is what it should get, and goes back as it was."""
+def check(
+    api: Api, rounds: Sequence[Round], ways: Encodings, *, json_mode: bool, aloud: bool = False
+) -> None:
+    """What the client gets, whole and streamed in these ways, is what it should get, and goes back
+    as it was."""
     said = replies(api, rounds)
     members = (api.json_mode if json_mode else {}) | (ALOUD if aloud else {})
     wanted = expected(api, rounds, json_mode=json_mode, aloud=aloud)
@@ -102,12 +122,16 @@ def check(api: Api, rounds: Sequence[Round], ways: Encodings, *, json_mode: bool
     whole = json.loads(out)
     fits(whole, out)
     if wanted:  # otherwise the client has nothing to send back
-        assert api.put_back(plain, whole) == expected_back(api, rounds), "all rounds as they were, and our results"
+        assert api.put_back(plain, whole) == expected_back(api, rounds), (
+            "all rounds as they were, and our results"
+        )
     for way, encode in ways.items():
         streamed = api.turn(**members)
         out, _ = run(streamed, *map(encode, said))
         fits(events(out)[-1]["response"] if way in BARE else api.assembled(out), out)
-        assert api.dialect.reply_meaning(*streamed.visible) == api.dialect.reply_meaning(*plain.visible)
+        assert api.dialect.reply_meaning(*streamed.visible) == api.dialect.reply_meaning(
+            *plain.visible
+        )
         assert _decoded(streamed.hidden) == _decoded(plain.hidden)
         assert streamed.spent == plain.spent
 
@@ -133,14 +157,18 @@ CASES = [
     for name in APIS
     for shape in SHAPES
     for json_mode in (False, True)
-    if name != "chat" or not any(one.kind == "server" for said in SHAPES[shape] for one in said.blocks)
+    if name != "chat"
+    or not any(one.kind == "server" for said in SHAPES[shape] for one in said.blocks)
     if not json_mode or differs(APIS[name], SHAPES[shape])
 ]
 
 
-@pytest.mark.parametrize("shape", [shape for shape, rounds in SHAPES.items() if any(map(_thinks, rounds))])
+@pytest.mark.parametrize(
+    "shape", [shape for shape, rounds in SHAPES.items() if any(map(_thinks, rounds))]
+)
 def test_reasoning_before_any_call_of_ours_is_shown(shape: str) -> None:
-    """In the shapes in which that belongs to a hidden call, too: it goes back once, before that call."""
+    """In the shapes in which that belongs to a hidden call, too: it goes back once, before that
+    call."""
     api = APIS["responses"]
     check(api, SHAPES[shape], {"own": api.encodings["own"]}, json_mode=False, aloud=True)
 
@@ -152,17 +180,28 @@ def test_a_shape(name: str, shape: str, json_mode: bool) -> None:
 
 
 BLOCKS = st.builds(
-    Block, st.sampled_from(["think", "text", "ours", "theirs", "server"]), st.sampled_from(["a", "b c", "é\u2028"])
+    Block,
+    st.sampled_from(["think", "text", "ours", "theirs", "server"]),
+    st.sampled_from(["a", "b c", "é\u2028"]),
 )
-ROUNDS = st.lists(st.builds(Round, st.lists(BLOCKS, max_size=5), st.booleans()), min_size=1, max_size=4)
+ROUNDS = st.lists(
+    st.builds(Round, st.lists(BLOCKS, max_size=5), st.booleans()), min_size=1, max_size=4
+)
 
 
 @given(ROUNDS, st.sampled_from(sorted(APIS)), st.booleans(), st.data())
 def test_any_reply(rounds: list[Round], name: str, json_mode: bool, data: st.DataObject) -> None:
     api = APIS[name]
     if not api.ordered:
-        rounds = [Round([one for one in said.blocks if one.kind != "server"], said.cut) for said in rounds]
-    rounds = [*(said if _calls(said) else Round([*said.blocks, text("Well.")], said.cut) for said in rounds)]
+        rounds = [
+            Round([one for one in said.blocks if one.kind != "server"], said.cut) for said in rounds
+        ]
+    rounds = [
+        *(
+            said if _calls(said) else Round([*said.blocks, text("Well.")], said.cut)
+            for said in rounds
+        )
+    ]
     ways = api.encodings | api.odd
     way = data.draw(st.sampled_from(sorted(ways)))
     check(api, [*rounds, Round([text("The end.")])], {way: ways[way]}, json_mode=json_mode)
@@ -175,7 +214,8 @@ def _calls(said: Round) -> bool:
 @pytest.mark.parametrize("first", sample(range(0, 1_000, 50), 1))
 @pytest.mark.parametrize("name", CLIENTS)
 def test_conversations(name: str, first: int) -> None:
-    """Thousands of conversations: whether hidden rounds are put back or not, upstream refuses nothing."""
+    """Thousands of conversations: whether hidden rounds are put back or not, upstream refuses
+    nothing."""
     assert sum(play(name, seed) for seed in range(first, first + 50)) >= 50
 
 
@@ -200,7 +240,8 @@ JSON_WANTED: dict[str, tuple[str, Json, Json]] = {
         {"role": "system", "content": [], "output_config": {"effort": "low"}},
     ),
 }
-"""Where a history is, an entry from which on the text has to be JSON, and one that may change that."""
+"""Where a history is, an entry from which on the text has to be JSON, and one that may change
+that."""
 
 
 @pytest.mark.parametrize("name", JSON_WANTED)

@@ -1,4 +1,5 @@
-"""Whatever the newest SDKs know of replies is on a list here. What is new fails with its name: say who answers it."""
+"""Whatever the newest SDKs know of replies is on a list here. What is new fails with its name: say
+who answers it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ BLOCKS = {
     " tool_search_tool_result web_fetch_tool_result web_search_tool_result container_upload compaction",
     NOBODY: "text thinking redacted_thinking fallback",
 }
-DELTAS = {"citations_delta", "compaction_delta", "input_json_delta", "signature_delta", "text_delta", "thinking_delta"}
+DELTAS = {
+    "citations_delta",
+    "compaction_delta",
+    "input_json_delta",
+    "signature_delta",
+    "text_delta",
+    "thinking_delta",
+}
 STOPS = {
     True: {"end_turn", "stop_sequence", "tool_use"},
     False: {"max_tokens", "pause_turn", "compaction", "refusal", "model_context_window_exceeded"},
@@ -47,7 +55,8 @@ ITEMS = {
     " shell_call_output tool_search_call tool_search_output web_search_call",
     NOBODY: "message reasoning agent_message compaction",
 }
-"""Items of a response. Which of them the client answers may also be told by a member, as for `tool_search_call`."""
+"""Items of a response. Which of them the client answers may also be told by a member, as for
+`tool_search_call`."""
 EVENTS_OF_ITEMS = (
     "response.code_interpreter_call", "response.compaction.", "response.content_part.",
     "response.custom_tool_call_input.", "response.file_search_call.", "response.function_call_arguments.",
@@ -67,11 +76,17 @@ CHAT_FINISHES = {True: {"stop", "tool_calls", "function_call"}, False: {"length"
 def members(union: Any) -> list[Any]:
     """The models of a union, those of unions within it included."""
     found = typing.get_args(union)
-    return [one for part in found for one in ([part] if hasattr(part, "model_fields") else members(part))]
+    return [
+        one
+        for part in found
+        for one in ([part] if hasattr(part, "model_fields") else members(part))
+    ]
 
 
 def names(*unions: Any) -> set[str]:
-    return {name for union in unions for one in members(union) for name in typing.get_args(_type(one))}
+    return {
+        name for union in unions for one in members(union) for name in typing.get_args(_type(one))
+    }
 
 
 def _type(model: Any) -> Any:
@@ -85,7 +100,10 @@ def listed(table: dict[str, str]) -> set[str]:
 def test_blocks_of_a_message_are_known() -> None:
     assert names(anthropic.BetaContentBlock) == listed(BLOCKS)
     assert names(anthropic.BetaRawContentBlockDelta) == DELTAS
-    assert set(typing.get_args(anthropic.BetaStopReason)) == STOPS[True] | STOPS[False] and STOPS[False] == UNFINISHED
+    assert (
+        set(typing.get_args(anthropic.BetaStopReason)) == STOPS[True] | STOPS[False]
+        and STOPS[False] == UNFINISHED
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(listed(BLOCKS)))
@@ -106,16 +124,24 @@ def test_a_block_keeps_its_place_and_the_client_answers_what_is_its(kind: str) -
 @pytest.mark.parametrize("kind", sorted(DELTAS))
 def test_what_a_delta_brings_goes_back(kind: str) -> None:
     """Of whatever name it is, if it is a text."""
-    key = {"citations_delta": "citation", "input_json_delta": "partial_json", "compaction_delta": "content"}.get(kind)
+    key = {
+        "citations_delta": "citation",
+        "input_json_delta": "partial_json",
+        "compaction_delta": "content",
+    }.get(kind)
     key = key or kind.removesuffix("_delta")
     brought: Any = {"type": "page_location"} if key == "citation" else '{"a":1}'
-    first = messages.message({"type": "new", "id": "b"}, {"type": "tool_use", "name": "grep", "input": {}})
+    first = messages.message(
+        {"type": "new", "id": "b"}, {"type": "tool_use", "name": "grep", "input": {}}
+    )
     raw = messages.stream(first)
     delta = encoded({"type": DELTA, "index": 0, "delta": {"type": kind, key: brought}})
     at = raw.index(b"event: content_block_stop")
     _, asked = run(messages.turn(), raw[:at] + delta + raw[at:], ANSWER)
     block = asked[1]["messages"][1]["content"][0]
-    kept = {"citation": ("citations", [brought]), "partial_json": ("input", {"a": 1})}.get(key, (key, brought))
+    kept = {"citation": ("citations", [brought]), "partial_json": ("input", {"a": 1})}.get(
+        key, (key, brought)
+    )
     assert block[kept[0]] == kept[1]
 
 
@@ -137,7 +163,14 @@ def test_events_of_a_response_are_known() -> None:
 
 @pytest.mark.parametrize("kind", sorted(listed(ITEMS)))
 def test_an_item_keeps_its_place(kind: str) -> None:
-    item = {**responses_api.say("t"), "type": kind, "call_id": "c", "summary": [], "arguments": "{}", "name": "x"}
+    item = {
+        **responses_api.say("t"),
+        "type": kind,
+        "call_id": "c",
+        "summary": [],
+        "arguments": "{}",
+        "name": "x",
+    }
     ours = responses_api.call("grep", {"pattern": "x"})
     mixed = kind in ITEMS[CLIENT].split()
     rounds = [responses.response(item, responses_api.say("a"), ours)]
@@ -150,6 +183,8 @@ def test_an_item_keeps_its_place(kind: str) -> None:
 
 def test_what_chat_streams_is_known() -> None:
     assert set(chunks.ChoiceDelta.model_fields) == CHAT_DELTA
-    finishes = typing.get_args(typing.get_args(chunks.Choice.model_fields["finish_reason"].annotation)[0])
+    finishes = typing.get_args(
+        typing.get_args(chunks.Choice.model_fields["finish_reason"].annotation)[0]
+    )
     assert set(finishes) == CHAT_FINISHES[True] | CHAT_FINISHES[False]
     assert CHAT_FINISHES[False] <= STOPPED and not CHAT_FINISHES[True] & STOPPED

@@ -1,6 +1,8 @@
-"""Calls of our tools that a model wrote as text: any form, in any API, split anywhere, wherever it stands.
+"""Calls of our tools that a model wrote as text: any form, in any API, split anywhere, wherever it
+stands.
 
-The forms are those that the parsers of vLLM and SGLang read; `proxy.dialects.grammars` names each one's source.
+The forms are those that the parsers of vLLM and SGLang read; `proxy.dialects.grammars` names each
+one's source.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ ARGUMENTS = '{"pattern": "x{1}"}'
 FORMS = {
     "Hermes": f"<tool_call>\n{CALL}\n</tool_call>",
     "Hermes, twice": f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
-    "Qwen3-Coder": ("<tool_call>\n<function=grep>\n<parameter=pattern>\nx{1}\n</parameter>\n</function>\n</tool_call>"),
+    "Qwen3-Coder": (
+        "<tool_call>\n<function=grep>\n<parameter=pattern>\nx{1}\n</parameter>\n</function>\n</tool_call>"
+    ),
     "Qwen3-Coder, half a tag": "<function=grep>\n<parameter=pattern>\nx{1}\n</parameter>\n</function>\n</tool_call>",
     "Seed OSS": "<seed:tool_call><function=grep><parameter=pattern>x{1}</parameter></function></seed:tool_call>",
     "GLM": "<tool_call>grep\n<arg_key>pattern</arg_key>\n<arg_value>x{1}</arg_value>\n</tool_call>",
@@ -107,12 +111,16 @@ def words(blocks: list[Block], kind: str) -> str:
     return " ".join("".join(one.text for one in blocks if one.kind == kind).split())
 
 
-def check(api: Api, form: str, before: str, way: str, *, kind: str = "text", client: bool = False) -> None:
+def check(
+    api: Api, form: str, before: str, way: str, *, kind: str = "text", client: bool = False
+) -> None:
     blocks = [Block(kind, before + FORMS[form]), *([theirs()] if client else [])]
     turn, out, requests = conversation(api, blocks, way)
     seen = of_client(api, out, way)
     if kind == "text":
-        assert words(seen, "text") == " ".join(" ".join([before, "" if client else FINAL.text]).split())
+        assert words(seen, "text") == " ".join(
+            " ".join([before, "" if client else FINAL.text]).split()
+        )
     else:
         assert words(seen, "text") == ("" if client else FINAL.text)
         assert "grep" not in words(seen, "think")
@@ -157,7 +165,9 @@ def test_a_call_in_a_text_is_answered(name: str, form: str) -> None:
     st.booleans(),
     st.data(),
 )
-def test_any_call_in_any_text(name: str, form: str, before: str, kind: str, client: bool, data: st.DataObject) -> None:
+def test_any_call_in_any_text(
+    name: str, form: str, before: str, kind: str, client: bool, data: st.DataObject
+) -> None:
     api = APIS[name]
     if stands(form, before):
         way = data.draw(st.sampled_from(["whole", *sorted(api.encodings)]))
@@ -199,7 +209,10 @@ def test_calls_on_lines_that_quote_or_are_code_stay_text(name: str, before: str)
 def test_where_upstream_calls_our_tools_a_call_in_a_text_is_a_quotation(name: str) -> None:
     api = APIS[name]
     said = text(f"It writes: {FORMS['Hermes']}")
-    rounds = [api.reply(Round(one), number) for number, one in enumerate(([Block("ours", "x")], [said]), 1)]
+    rounds = [
+        api.reply(Round(one), number)
+        for number, one in enumerate(([Block("ours", "x")], [said]), 1)
+    ]
     turn = api.turn()
     out, requests = run(turn, *map(api.encodings["own"], rounds))
     assert len(requests) == 2
@@ -210,7 +223,9 @@ def test_where_upstream_calls_our_tools_a_call_in_a_text_is_a_quotation(name: st
 def test_a_text_passes_event_by_event(name: str) -> None:
     """Only what may begin a call waits, and only for the next event."""
     api = APIS[name]
-    said = "Plain words, then a < b, <b>bold</b>, [a](b) and {x}.\n```\n<tool_call>\n{}\n```\nThe end."
+    said = (
+        "Plain words, then a < b, <b>bold</b>, [a](b) and {x}.\n```\n<tool_call>\n{}\n```\nThe end."
+    )
     raw = api.encodings["own"](api.reply(Round([text(said)]), 1))
     turn = api.turn()
     turn.request()

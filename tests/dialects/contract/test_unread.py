@@ -1,5 +1,5 @@
-"""Calls of our tools where no API has calls: they never reach the client. Forms that servers really write are read, and
-any other one is a broken reply."""
+"""Calls of our tools where no API has calls: they never reach the client. Forms that servers really
+write are read, and any other one is a broken reply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from tests.dialects.turning import receive, run
 Json = dict[str, Any]
 
 SAID = "Let me look."
-FUNCTION = {"id": "a", "type": "function", "function": {"name": "grep", "arguments": '{"pattern":"x"}'}}
+FUNCTION = {
+    "id": "a",
+    "type": "function",
+    "function": {"name": "grep", "arguments": '{"pattern":"x"}'},
+}
 CUSTOM = {"id": "a", "type": "custom", "custom": {"name": "grep", "input": "x"}}
 USE = {"type": "tool_use", "id": "a", "name": "grep", "input": {"pattern": "x"}}
 ITEM = {"type": "function_call", "call_id": "a", "name": "grep", "arguments": "{}"}
@@ -32,7 +36,9 @@ CHAT_CHOICES: dict[str, Json] = {
 CHAT_MESSAGES: dict[str, Json] = {
     "a custom call": {"tool_calls": [CUSTOM]},
     "a part of the content": {"content": [{"type": "text", "text": SAID}, USE]},
-    "a part with the name of a tool": {"content": [{"type": "tool_call", "tool_name": "grep", "arguments": {}}]},
+    "a part with the name of a tool": {
+        "content": [{"type": "tool_call", "tool_name": "grep", "arguments": {}}]
+    },
     "a member that nobody knows": {"actions": [{"tool": "grep", "tool_input": {"pattern": "x"}}]},
     "deep inside": {"extra": {"model": {"output": [{"function": "grep"}]}}},
 }
@@ -56,7 +62,9 @@ ITEMS: dict[str, Json] = {
 def chat_whole(choice: Json, message: Json) -> bytes:
     message = {"role": "assistant", "content": SAID, **message}
     choices = [{"index": 0, "message": message, "finish_reason": "stop", **choice}]
-    return json.dumps({"id": "c", "object": "chat.completion", "model": "m", "choices": choices}).encode()
+    return json.dumps(
+        {"id": "c", "object": "chat.completion", "model": "m", "choices": choices}
+    ).encode()
 
 
 def chat_stream(choice: Json, delta: Json) -> bytes:
@@ -67,10 +75,14 @@ def chat_stream(choice: Json, delta: Json) -> bytes:
 
 def with_event(api: Api, event: Json) -> bytes:
     """A reply with one more event before its end."""
-    reply = {key: value for key, value in api.reply(Round([text(SAID)]), 1).items() if key != "tools"}
+    reply = {
+        key: value for key, value in api.reply(Round([text(SAID)]), 1).items() if key != "tools"
+    }
     found = api.encodings["own"](reply).split(b"\n\n")
     place = 2 if api is APIS["chat"] else -3
-    return b"\n\n".join([*found[:place], sse.encode(json.dumps(event).encode()).strip(), *found[place:]])
+    return b"\n\n".join(
+        [*found[:place], sse.encode(json.dumps(event).encode()).strip(), *found[place:]]
+    )
 
 
 def with_member(api: Api, name: str, value: Any) -> Json:
@@ -94,14 +106,23 @@ def replies() -> dict[str, tuple[str, bytes]]:
         made[f"chat, {name}, streamed"] = "chat", chat_stream({}, message)
     beside = {"role": "assistant", "content": SAID, "tool_calls": [FUNCTION]}
     made["chat, a delta in a body"] = "chat", chat_whole({"delta": beside}, {})
-    made["chat, a message beside a delta"] = "chat", chat_stream({"message": beside}, {"content": "Hm."})
+    made["chat, a message beside a delta"] = (
+        "chat",
+        chat_stream({"message": beside}, {"content": "Hm."}),
+    )
     made["chat, a message behind deltas"] = "chat", chat_stream({"message": beside}, {})
     for name, block in BLOCKS.items():
-        made[f"messages, {name}"] = "messages", messages.whole(with_member(messages, "content", block))
+        made[f"messages, {name}"] = (
+            "messages",
+            messages.whole(with_member(messages, "content", block)),
+        )
         start = {"type": "content_block_start", "index": 1, "content_block": block}
         made[f"messages, {name}, streamed"] = "messages", with_event(messages, start)
     for name, item in ITEMS.items():
-        made[f"responses, {name}"] = "responses", responses.whole(with_member(responses, "output", item))
+        made[f"responses, {name}"] = (
+            "responses",
+            responses.whole(with_member(responses, "output", item)),
+        )
         added = {"type": "response.output_item.added", "output_index": 1, "item": item}
         made[f"responses, {name}, streamed"] = "responses", with_event(responses, added)
     foreign = {
@@ -110,13 +131,25 @@ def replies() -> dict[str, tuple[str, bytes]]:
         "responses": {"type": "response.output_item.done", "output_index": 1, "item": ITEM},
     }
     for name, api in APIS.items():
-        made[f"{name}, a member of the reply"] = name, api.whole(with_member(api, "tool_calls", [FUNCTION]))
+        made[f"{name}, a member of the reply"] = (
+            name,
+            api.whole(with_member(api, "tool_calls", [FUNCTION])),
+        )
         for other, event in foreign.items():
             if other != name:
                 made[f"{name}, an event of {other}"] = name, with_event(api, event)
-                made[f"{name}, an event of {other} with a type"] = name, with_event(api, {"type": "x", **event})
-    made["messages, in its beginning"] = "messages", encoded({"type": "message_start", "message": {"content": [USE]}})
-    made["responses, in its beginning"] = "responses", encoded({"type": "response.created", "response": {**calls}})
+                made[f"{name}, an event of {other} with a type"] = (
+                    name,
+                    with_event(api, {"type": "x", **event}),
+                )
+    made["messages, in its beginning"] = (
+        "messages",
+        encoded({"type": "message_start", "message": {"content": [USE]}}),
+    )
+    made["responses, in its beginning"] = (
+        "responses",
+        encoded({"type": "response.created", "response": {**calls}}),
+    )
     return made
 
 
@@ -148,7 +181,7 @@ def pieces(turn: Turn, raw: bytes, out: bytes) -> bytes:
     return out + turn.end() + turn.close()
 
 
-# -- forms that are read ----------------------------------------------------------------------------------------------
+# -- forms that are read ---------------------------------------------------------------------------
 
 MARKED = '<tool_call>{"name": "grep", "arguments": {"pattern": "x"}}</tool_call>'
 ANSWER = "It is 42."
@@ -159,7 +192,13 @@ def part(said: str) -> Json:
 
 
 THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
-WHOLE_MESSAGE = {"message": {"role": "assistant", "content": SAID, "tool_calls": [called("grep", '{"pattern":"x"}')]}}
+WHOLE_MESSAGE = {
+    "message": {
+        "role": "assistant",
+        "content": SAID,
+        "tool_calls": [called("grep", '{"pattern":"x"}')],
+    }
+}
 READ: dict[str, bytes] = {
     "a whole message in a stream": stream(
         chunk({"role": "assistant"}),
@@ -191,7 +230,9 @@ def test_a_call_of_ours_in_a_form_that_servers_write_is_answered(name: str) -> N
     streamed = not READ[name].startswith(b"{")
     final = stream(chunk({"content": ANSWER}), chunk({}, "stop"), "[DONE]")
     turn = chat.turn(stream=streamed)
-    out, requests = run(turn, READ[name], final if streamed else chat_whole({}, {"content": ANSWER}))
+    out, requests = run(
+        turn, READ[name], final if streamed else chat_whole({}, {"content": ANSWER})
+    )
     assert b"grep" not in out
     assert b"tool_call" not in out
     assert SAID.encode() in out
@@ -207,7 +248,11 @@ def test_a_call_of_ours_in_a_form_that_servers_write_is_answered(name: str) -> N
 
 def test_a_whole_message_in_a_stream_with_a_call_of_the_client() -> None:
     chat = APIS["chat"]
-    message = {"role": "assistant", "content": SAID, "tool_calls": [FUNCTION, called("search", '{"q":"q"}', "b")]}
+    message = {
+        "role": "assistant",
+        "content": SAID,
+        "tool_calls": [FUNCTION, called("search", '{"q":"q"}', "b")],
+    }
     choices = [{"index": 0, "finish_reason": "tool_calls", "message": message}]
     one = {**chunk(), "object": "chat.completion", "choices": choices, "usage": usage(1, 1)}
     turn = chat.turn()
@@ -223,7 +268,9 @@ def test_text_parts_lose_no_character_wherever_they_are_split(tail: str) -> None
     final = stream(chunk({"content": ANSWER}), chunk({}, "stop"), "[DONE]")
     for place in range(1, len(said)):
         pieces = [chunk({"content": [part(piece)]}) for piece in (said[:place], said[place:])]
-        first = stream(chunk({"role": "assistant", "content": [THOUGHT]}), *pieces, chunk({}, "stop"), "[DONE]")
+        first = stream(
+            chunk({"role": "assistant", "content": [THOUGHT]}), *pieces, chunk({}, "stop"), "[DONE]"
+        )
         out, _ = run(APIS["chat"].turn(), *([first] if tail else [first, final]))
         assert listed_text(out).split() == (said if tail else f"{SAID} {ANSWER}").split()
 
@@ -249,42 +296,73 @@ def test_what_is_nested_too_deep_to_be_looked_into_is_broken() -> None:
         receive(turn, chat_whole(nested, {})) + turn.end() + turn.close()
 
 
-# -- what is no call of ours ------------------------------------------------------------------------------------------
+# -- what is no call of ours -----------------------------------------------------------------------
 
 CALLED: Json = {"name": "grep", "tool": "read_file", "function": "grep"}
-MCP = {"type": "mcp_call", "id": "m", "server_label": "files", "name": "read_file", "arguments": "{}", "output": "x"}
-FOUND = {"type": "tool_search_tool_result", "tool_use_id": "s", "content": {"tool_name": "read_file"}}
+MCP = {
+    "type": "mcp_call",
+    "id": "m",
+    "server_label": "files",
+    "name": "read_file",
+    "arguments": "{}",
+    "output": "x",
+}
+FOUND = {
+    "type": "tool_search_tool_result",
+    "tool_use_id": "s",
+    "content": {"tool_name": "read_file"},
+}
 MENTIONS: dict[str, tuple[str, bytes]] = {
     "chat, a word": ("chat", chat_stream({}, {"content": "grep"})),
-    "chat, JSON in a text": ("chat", chat_whole({}, {"content": f"It wrote {json.dumps(USE)} once."})),
+    "chat, JSON in a text": (
+        "chat",
+        chat_whole({}, {"content": f"It wrote {json.dumps(USE)} once."}),
+    ),
     "chat, a client's arguments": (
         "chat",
-        chat_whole({}, {"tool_calls": [{"id": "b", "function": {"name": "search", "arguments": CALLED}}]}),
+        chat_whole(
+            {}, {"tool_calls": [{"id": "b", "function": {"name": "search", "arguments": CALLED}}]}
+        ),
     ),
-    "chat, likely words": ("chat", chat_stream({"logprobs": {"content": [{"token": "grep"}]}}, {"content": "grep"})),
+    "chat, likely words": (
+        "chat",
+        chat_stream({"logprobs": {"content": [{"token": "grep"}]}}, {"content": "grep"}),
+    ),
     "messages, a client's arguments": (
         "messages",
-        json.dumps(with_member(APIS["messages"], "content", {**USE, "name": "search", "input": CALLED})).encode(),
+        json.dumps(
+            with_member(APIS["messages"], "content", {**USE, "name": "search", "input": CALLED})
+        ).encode(),
     ),
     "messages, an MCP server's tool": (
         "messages",
         json.dumps(
-            with_member(APIS["messages"], "content", {**USE, "type": "mcp_tool_use", "server_name": "files"})
+            with_member(
+                APIS["messages"], "content", {**USE, "type": "mcp_tool_use", "server_name": "files"}
+            )
         ).encode(),
     ),
     "messages, tools that were found": (
         "messages",
-        with_event(APIS["messages"], {"type": "content_block_start", "index": 1, "content_block": FOUND}),
+        with_event(
+            APIS["messages"], {"type": "content_block_start", "index": 1, "content_block": FOUND}
+        ),
     ),
     "responses, an MCP server's tool": (
         "responses",
-        with_event(APIS["responses"], {"type": "response.output_item.done", "output_index": 1, "item": MCP}),
+        with_event(
+            APIS["responses"], {"type": "response.output_item.done", "output_index": 1, "item": MCP}
+        ),
     ),
     "responses, the client's namespace": (
         "responses",
         with_event(
             APIS["responses"],
-            {"type": "response.output_item.done", "output_index": 1, "item": {**ITEM, "namespace": "mine"}},
+            {
+                "type": "response.output_item.done",
+                "output_index": 1,
+                "item": {**ITEM, "namespace": "mine"},
+            },
         ),
     ),
     "responses, what is repeated of the request": (

@@ -1,7 +1,7 @@
 """A scripted Messages API that is as strict as the real one, and in its words where they are known.
 
-It remembers the thinking that it signed, so that it can refuse blocks that come back changed. `MessagesApi` answers the
-requests of a `StrictUpstream`:
+It remembers the thinking that it signed, so that it can refuse blocks that come back changed.
+`MessagesApi` answers the requests of a `StrictUpstream`:
 
     up.respond(api := MessagesApi())
     api.script([thinking("hm"), call("grep", {"pattern": "x"})], [say("Done.")])
@@ -28,7 +28,15 @@ PARAMETERS = frozenset(
     service_tier cache_control output_config output_format context_management container mcp_servers
     """.split()  # noqa: SIM905 - a list of 20 strings is 20 lines
 )
-COUNTED = PARAMETERS - {"max_tokens", "stream", "metadata", "stop_sequences", "temperature", "top_k", "top_p"}
+COUNTED = PARAMETERS - {
+    "max_tokens",
+    "stream",
+    "metadata",
+    "stop_sequences",
+    "temperature",
+    "top_k",
+    "top_p",
+}
 """What `count_tokens` takes."""
 BLOCK_FIELDS = {
     "text": {"type", "text", "cache_control", "citations"},
@@ -52,7 +60,7 @@ https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-
 BINDING = "thinking-binding-controls-2026-08-01"
 
 
-# -- what a model says ------------------------------------------------------------------------------------------------
+# -- what a model says -----------------------------------------------------------------------------
 
 
 def say(text: str) -> Json:
@@ -76,13 +84,15 @@ def _check_base64(where: str, source: Json) -> None:
         raise RefusedMessage(f"{where}.source.base64.data: invalid base64 data") from error
 
 
-# -- the API ----------------------------------------------------------------------------------------------------------
+# -- the API ---------------------------------------------------------------------------------------
 
 
 class RefusedMessage(Exception):
     """The API would not accept the request."""
 
-    def __init__(self, message: str, kind: str = "invalid_request_error", status: int = 400) -> None:
+    def __init__(
+        self, message: str, kind: str = "invalid_request_error", status: int = 400
+    ) -> None:
         super().__init__(message)
         self.message, self.kind, self.status = message, kind, status
 
@@ -91,13 +101,16 @@ class RefusedMessage(Exception):
 
 
 class MessagesApi(ScriptedApi):
-    def __init__(self, *, window: int = 200_000, expect_key: str | None = None, **more: Any) -> None:
+    def __init__(
+        self, *, window: int = 200_000, expect_key: str | None = None, **more: Any
+    ) -> None:
         super().__init__(**more)
         self.counted: list[Json] = []
         self.window = window
         self._key = expect_key
         self.signed: dict[str, str] = {}
-        self._bound: dict[str, tuple[str, str | None]] = {}  # signature → what preceded it, and the thinking before it
+        # signature → what preceded it, and the thinking before it
+        self._bound: dict[str, tuple[str, str | None]] = {}
 
     def __call__(self, request: Recorded) -> Pieces:
         assert request.method == "POST", request.path
@@ -144,11 +157,15 @@ class MessagesApi(ScriptedApi):
         self._check_pairs(messages, blocks)
         marks = json.dumps(body).count('"cache_control": {')
         if marks > MOST_BREAKPOINTS:
-            raise RefusedMessage(f"A maximum of 4 blocks with cache_control may be provided. Found {marks}.")
+            raise RefusedMessage(
+                f"A maximum of 4 blocks with cache_control may be provided. Found {marks}."
+            )
 
     def _blocks(self, index: int, message: Json) -> list[Json]:
         where = f"messages.{index}"
-        known = {"role", "content"} | ({"output_config", "clear_at"} if message["role"] == "system" else set())
+        known = {"role", "content"} | (
+            {"output_config", "clear_at"} if message["role"] == "system" else set()
+        )
         if extra := set(message) - known:
             raise RefusedMessage(f"{where}.{min(extra)}: Extra inputs are not permitted")
         if message["role"] not in ("user", "assistant", "system"):
@@ -164,7 +181,9 @@ class MessagesApi(ScriptedApi):
     def _check_block(self, where: str, block: Json) -> None:
         kind = block["type"]
         if kind not in BLOCK_FIELDS:
-            raise RefusedMessage(f"{where}: Input tag '{kind}' found using 'type' does not match any expected tags")
+            raise RefusedMessage(
+                f"{where}: Input tag '{kind}' found using 'type' does not match any expected tags"
+            )
         if extra := set(block) - BLOCK_FIELDS[kind]:
             raise RefusedMessage(f"{where}.{kind}.{min(extra)}: Extra inputs are not permitted")
         if kind == "text" and not block["text"].strip():
@@ -176,7 +195,9 @@ class MessagesApi(ScriptedApi):
         if kind == "tool_result" and isinstance(block.get("content"), list):
             for part in block["content"]:
                 if part["type"] not in IN_RESULTS:
-                    raise RefusedMessage(f"{where}.tool_result.content: Input tag '{part['type']}' is not expected")
+                    raise RefusedMessage(
+                        f"{where}.tool_result.content: Input tag '{part['type']}' is not expected"
+                    )
                 self._check_block(where, part)
         if kind in ("image", "document") and block["source"]["type"] == "base64":
             _check_base64(where, block["source"])
@@ -190,7 +211,9 @@ class MessagesApi(ScriptedApi):
             if "type" not in tool and not isinstance(tool.get("input_schema"), dict):
                 raise RefusedMessage(f"tools.{place}.input_schema: Field required")
         if not tools and any(block["type"] in ("tool_use", "tool_result") for block in blocks):
-            raise RefusedMessage("Requests which include `tool_use` or `tool_result` blocks must define tools")
+            raise RefusedMessage(
+                "Requests which include `tool_use` or `tool_result` blocks must define tools"
+            )
         choice = body.get("tool_choice")
         if choice and not tools:
             raise RefusedMessage("tool_choice may only be specified while providing tools.")
@@ -205,13 +228,19 @@ class MessagesApi(ScriptedApi):
         for index, (message, found) in enumerate(zip(messages, blocks, strict=True)):
             results = [block["tool_use_id"] for block in found if block["type"] == "tool_result"]
             if results and message["role"] != "user":
-                raise RefusedMessage(f"messages.{index}: `tool_result` blocks can only be in `user` messages")
+                raise RefusedMessage(
+                    f"messages.{index}: `tool_result` blocks can only be in `user` messages"
+                )
             if unknown := [id for id in results if id not in open_ids]:
-                raise RefusedMessage(f"messages.{index}: unexpected `tool_use_id` found in `tool_result`: {unknown[0]}")
+                raise RefusedMessage(
+                    f"messages.{index}: unexpected `tool_use_id` found in `tool_result`: {unknown[0]}"
+                )
             if missing := [id for id in open_ids if id not in results]:
                 said = "`tool_use` ids were found without `tool_result` blocks immediately after"
                 raise RefusedMessage(f"messages.{index - 1}: {said}: {', '.join(missing)}.")
-            if [block["type"] == "tool_result" for block in found[: len(results)]] != [True] * len(results):
+            if [block["type"] == "tool_result" for block in found[: len(results)]] != [True] * len(
+                results
+            ):
                 raise RefusedMessage(f"messages.{index}: `tool_result` blocks must come first")
             open_ids = [block["id"] for block in found if block["type"] == "tool_use"]
         if open_ids:
@@ -220,7 +249,8 @@ class MessagesApi(ScriptedApi):
     # -- preserved thinking --
 
     def _check_bound(self, body: Json, betas: str) -> str | None:
-        """Return the signature of the last thinking that the model gets to see. Raises RefusedMessage."""
+        """Return the signature of the last thinking that the model gets to see. Raises
+        RefusedMessage."""
         binding = body.get("thinking", {}).get("block_binding")
         if binding and BINDING not in betas:
             kind = body["thinking"]["type"]
@@ -245,7 +275,10 @@ class MessagesApi(ScriptedApi):
         return last
 
     def _bind(self, body: Json, message: Json, last: str | None) -> None:
-        whole = {**body, "messages": [*body["messages"], {"role": "assistant", "content": message["content"]}]}
+        whole = {
+            **body,
+            "messages": [*body["messages"], {"role": "assistant", "content": message["content"]}],
+        }
         for _, block, prefix in _prefixes(whole):
             if block.get("signature") and block["signature"] not in self._bound:
                 self._bound[block["signature"]] = prefix, last
@@ -295,11 +328,14 @@ def _check_places(messages: Sequence[Json]) -> None:
             said = "a `system` message must follow a `user` message or an `assistant` message with server tool use"
             raise RefusedMessage(f"messages.{index}: {said}")
         if index + 1 < len(messages) and messages[index + 1]["role"] != "assistant":
-            raise RefusedMessage(f"messages.{index}: a `system` message must be last or precede an `assistant` message")
+            raise RefusedMessage(
+                f"messages.{index}: a `system` message must be last or precede an `assistant` message"
+            )
 
 
 def _prefixes(body: Json) -> Iterator[tuple[str, Json, str]]:
-    """Yield each block, where it is, and a digest of all before it: breakpoints and other thinking do not count."""
+    """Yield each block, where it is, and a digest of all before it: breakpoints and other thinking
+    do not count."""
     digest = hashlib.sha256(_plain([body.get("system"), body.get("tools")]))
     for index, message in enumerate(body["messages"]):
         digest.update(_plain({**message, "content": []}))
@@ -337,12 +373,17 @@ def _tokens_of(body: Json) -> int:
     return approximate_tokens(json.dumps([body.get("system"), body.get("tools"), body["messages"]]))
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def events_of(message: Json, split: int = 8) -> Iterator[Json]:
     """The events of a streamed message."""
-    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
+    begun = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**message["usage"], "output_tokens": 1},
+    }
     for late in ("container", "stop_details"):  # known only at the end
         begun |= {late: None} if late in message else {}
     yield {"type": "message_start", "message": begun}
@@ -357,14 +398,25 @@ def events_of(message: Json, split: int = 8) -> Iterator[Json]:
 
 
 def _block_events(index: int, block: Json, split: int) -> Iterator[Json]:
-    empty: Json = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+    empty: Json = {
+        "text": {"text": ""},
+        "thinking": {"thinking": "", "signature": ""},
+        "tool_use": {"input": {}},
+    }
     empty["server_tool_use"] = {"input": {}}
-    yield {"type": "content_block_start", "index": index, "content_block": block | empty.get(block["type"], {})}
+    yield {
+        "type": "content_block_start",
+        "index": index,
+        "content_block": block | empty.get(block["type"], {}),
+    }
     deltas: list[Json] = []
     if block["type"] == "text":
         deltas = [{"type": "text_delta", "text": piece} for piece in pieces(block["text"], split)]
     elif block["type"] == "thinking":
-        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"], split)]
+        deltas = [
+            {"type": "thinking_delta", "thinking": piece}
+            for piece in pieces(block["thinking"], split)
+        ]
         deltas.append({"type": "signature_delta", "signature": block["signature"]})
     elif "input" in block:
         parts = ["", *pieces(json.dumps(block["input"]), split)]

@@ -41,7 +41,10 @@ def test_other_refusals_are_about_something_else() -> None:
     [
         (None, {"type": "adaptive", "block_binding": DROPPING}),
         ({"type": "adaptive"}, {"type": "adaptive", "block_binding": DROPPING}),
-        ({"type": "enabled", "budget_tokens": 9}, {"type": "enabled", "budget_tokens": 9, "block_binding": DROPPING}),
+        (
+            {"type": "enabled", "budget_tokens": 9},
+            {"type": "enabled", "budget_tokens": 9, "block_binding": DROPPING},
+        ),
     ],
 )
 def test_upstream_is_asked_to_drop_it(thinking: Any, made: Any) -> None:

@@ -1,4 +1,5 @@
-"""Entries: how messages are divided, what each part means and weighs, and which of its texts can be moved."""
+"""Entries: how messages are divided, what each part means and weighs, and which of its texts can be
+moved."""
 
 from __future__ import annotations
 
@@ -23,11 +24,16 @@ READING = Reading(SHAPE, 20_000)
 LONG = "long " * 400
 HI = {"role": "user", "content": "hi"}
 REMINDER = say("<system-reminder>x</system-reminder>")
-IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 9_000}}
+IMAGE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "A" * 9_000},
+}
 
 
 def parsed(messages: Any, **members: Any) -> Any:
-    return MESSAGES.parse(json.dumps({"model": "m", "max_tokens": 9, "messages": messages, **members}).encode())
+    return MESSAGES.parse(
+        json.dumps({"model": "m", "max_tokens": 9, "messages": messages, **members}).encode()
+    )
 
 
 def entries(*blocks: Json) -> list[bytes]:
@@ -46,7 +52,7 @@ def sent(request: Any, raws: Any) -> Json:
     return json.loads(MESSAGES.turn(request, raws, [], 8).request())  # type: ignore[no-any-return]
 
 
-# -- dividing ---------------------------------------------------------------------------------------------------------
+# -- dividing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,21 @@ def sent(request: Any, raws: Any) -> Json:
         ([result()], [Role.TOOL]),
         ([result("t1"), result("t2"), result("t3")], [Role.TOOL] * 3),
         ([result("t1"), REMINDER, result("t2"), REMINDER, REMINDER], [Role.TOOL] * 2),
-        ([result("t1"), result("t2"), REMINDER, say("Stop!"), REMINDER], [Role.TOOL, Role.TOOL, Role.USER]),
+        (
+            [result("t1"), result("t2"), REMINDER, say("Stop!"), REMINDER],
+            [Role.TOOL, Role.TOOL, Role.USER],
+        ),
         ([REMINDER, result()], [Role.TOOL]),
         ([result(), IMAGE], [Role.TOOL]),
         ([REMINDER, say("Do it.")], [Role.USER]),
     ],
 )
-def test_results_are_entries_and_so_is_what_the_user_says_beside_them(blocks: list[Json], roles: list[Role]) -> None:
-    request = parsed([HI, {"role": "assistant", "content": "x"}, {"role": "user", "content": blocks}])
+def test_results_are_entries_and_so_is_what_the_user_says_beside_them(
+    blocks: list[Json], roles: list[Role]
+) -> None:
+    request = parsed(
+        [HI, {"role": "assistant", "content": "x"}, {"role": "user", "content": blocks}]
+    )
     assert [read(bytes(entry)).role for entry in request.entries[2:]] == roles
     assert sent(request, request.entries)["messages"][2] == {"role": "user", "content": blocks}
 
@@ -75,7 +88,7 @@ def test_a_message_with_members_of_its_own_stays_whole() -> None:
     assert read(odd).sealed
 
 
-# -- meaning ----------------------------------------------------------------------------------------------------------
+# -- meaning ---------------------------------------------------------------------------------------
 
 
 def test_found_tools_stay_where_they_are() -> None:
@@ -84,43 +97,60 @@ def test_found_tools_stay_where_they_are() -> None:
     searched = {"type": "tool_search_tool_search_result", "tool_references": [found]}
     answer = {"type": "tool_search_tool_result", "tool_use_id": "s1", "content": searched}
     assert read(entries(result(content=[found]))[0]).sealed
-    assert read(json.dumps({"role": "assistant", "content": [answer, say("Found.")]}).encode()).sealed
+    assert read(
+        json.dumps({"role": "assistant", "content": [answer, say("Found.")]}).encode()
+    ).sealed
     assert not read(entries(result())[0]).sealed
-    assert not read(json.dumps({"role": "assistant", "content": [say("tool_reference")]}).encode()).sealed
+    assert not read(
+        json.dumps({"role": "assistant", "content": [say("tool_reference")]}).encode()
+    ).sealed
 
 
 def test_reminders_and_breakpoints_mean_nothing() -> None:
-    assert read(entries(result(), REMINDER)[0]).meaning == read(entries(result(cache_control={}))[0]).meaning
+    assert (
+        read(entries(result(), REMINDER)[0]).meaning
+        == read(entries(result(cache_control={}))[0]).meaning
+    )
     assert read({"role": "user", "content": [REMINDER, say("hi")]}).meaning == read(HI).meaning
     assert read(entries(result("t2"))[0]).meaning != read(entries(result())[0]).meaning
     assert read(entries(result(), REMINDER)[0]).tokens > read(entries(result())[0]).tokens
 
 
-# -- texts that move --------------------------------------------------------------------------------------------------
+# -- texts that move -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [LONG, [say(LONG), IMAGE, say(LONG)], [{**say(LONG), "cache_control": {}}]])
+@pytest.mark.parametrize(
+    "content", [LONG, [say(LONG), IMAGE, say(LONG)], [{**say(LONG), "cache_control": {}}]]
+)
 def test_texts_and_images_of_results_move_and_nothing_else_changes(content: Any) -> None:
     block = result(content=content, is_error=False, cache_control={"type": "ephemeral"})
     [raw] = entries(block, REMINDER)
     message = read(raw)
-    moved, reminder = json.loads(b"[%b]" % with_previews(MESSAGES, raw, message, SHAPE, first_preview=False))
+    moved, reminder = json.loads(
+        b"[%b]" % with_previews(MESSAGES, raw, message, SHAPE, first_preview=False)
+    )
     texts = 1 if isinstance(content, str) else len(content)
     assert json.dumps(moved).count(MARK) == texts == len(message.pieces)
     assert reminder == REMINDER
     assert {**moved, "content": content} == block
     if not isinstance(content, str):
-        texts_alone = [say("") if part["type"] == "image" else {**part, "text": ""} for part in content]
+        texts_alone = [
+            say("") if part["type"] == "image" else {**part, "text": ""} for part in content
+        ]
         assert [{**part, "text": ""} for part in moved["content"]] == texts_alone
     assert message.preview < message.tokens
 
 
 def test_texts_of_user_messages_move() -> None:
     for raw in ({"role": "user", "content": LONG}, {"role": "user", "content": [IMAGE, say(LONG)]}):
-        made = json.loads(with_previews(MESSAGES, json.dumps(raw).encode(), read(raw), SHAPE, first_preview=False))
+        made = json.loads(
+            with_previews(MESSAGES, json.dumps(raw).encode(), read(raw), SHAPE, first_preview=False)
+        )
         assert json.dumps(made).count(MARK) == 1
     [_, said] = entries(result(), say(LONG), IMAGE)
-    made = json.loads(b"[%b]" % with_previews(MESSAGES, said, read(said), SHAPE, first_preview=False))
+    made = json.loads(
+        b"[%b]" % with_previews(MESSAGES, said, read(said), SHAPE, first_preview=False)
+    )
     assert MARK in made[0]["text"]
     assert made[1] == IMAGE
 
@@ -128,7 +158,10 @@ def test_texts_of_user_messages_move() -> None:
 def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
     assert read({"role": "user", "content": [IMAGE]}).tokens < 1_000
     assert read({"role": "user", "content": [IMAGE]}).fixed > 0
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 60_000}}
+    document = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "x" * 60_000},
+    }
     assert read({"role": "user", "content": [document]}).fixed == 0
     assert read({"role": "user", "content": [document]}).tokens > 9_000
 
@@ -139,7 +172,9 @@ def test_sources_that_replies_cite_by_number_stay(kind: str, enabled: bool | Non
     """Where an earlier one is gone, number 1 is another source."""
     citations = {} if enabled is None else {"citations": {"enabled": enabled}}
     more: Json = (
-        {"source": "https://a", "content": [say("x")]} if kind == "search_result" else {"source": {"type": "text"}}
+        {"source": "https://a", "content": [say("x")]}
+        if kind == "search_result"
+        else {"source": {"type": "text"}}
     )
     source = {"type": kind, "title": "A", **more, **citations}
     assert read({"role": "user", "content": [source, say("Look.")]}).sealed == (
@@ -150,7 +185,7 @@ def test_sources_that_replies_cite_by_number_stay(kind: str, enabled: bool | Non
     )
 
 
-# -- system messages --------------------------------------------------------------------------------------------------
+# -- system messages -------------------------------------------------------------------------------
 
 
 def system(text: str, **members: Any) -> Json:
@@ -179,7 +214,12 @@ def test_a_system_message_of_reminders_belongs_to_the_step_before_it() -> None:
         ([system("a"), HI], None),
         ([HI, system("a"), HI], [{"role": "user", "content": [say("hi"), say("hi")]}, system("a")]),
         (
-            [HI, system("a", output_config={"effort": "low"}), system("b"), {"role": "user", "content": [say("x")]}],
+            [
+                HI,
+                system("a", output_config={"effort": "low"}),
+                system("b"),
+                {"role": "user", "content": [say("x")]},
+            ],
             [
                 {"role": "user", "content": [say("hi"), say("x")]},
                 system("a", output_config={"effort": "low"}),
@@ -196,18 +236,22 @@ def test_a_system_message_of_reminders_belongs_to_the_step_before_it() -> None:
         ([HI, system("a"), {"role": "user", "content": 7}], None),
     ],
 )
-def test_a_system_message_is_the_last_before_a_reply(messages: list[Json], made: list[Json] | None) -> None:
+def test_a_system_message_is_the_last_before_a_reply(
+    messages: list[Json], made: list[Json] | None
+) -> None:
     request = parsed(messages)
     assert sent(request, request.entries)["messages"] == (made or messages)
 
 
-# -- snapshots and put-back -------------------------------------------------------------------------------------------
+# -- snapshots and put-back ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("system", [None, "Be brief.", [{**say("Be brief."), "cache_control": {}}]])
 def test_a_snapshot_stands_behind_the_system_prompt(system: Any) -> None:
     request = parsed([HI], **({} if system is None else {"system": system}))
-    body = sent(request, MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.AUTO))
+    body = sent(
+        request, MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.AUTO)
+    )
     before = [say(system)] if isinstance(system, str) else system or []
     assert body["system"] == [*before, say("record")]
     assert body["messages"] == [HI]
@@ -216,9 +260,14 @@ def test_a_snapshot_stands_behind_the_system_prompt(system: Any) -> None:
 def test_a_snapshot_may_be_a_user_message() -> None:
     request = parsed([HI], system="Be brief.")
     made = MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.USER)
-    assert sent(request, MESSAGES.joined(made))["messages"] == [{"role": "user", "content": [say("record"), say("hi")]}]
+    assert sent(request, MESSAGES.joined(made))["messages"] == [
+        {"role": "user", "content": [say("record"), say("hi")]}
+    ]
 
 
 def test_a_result_is_readable_with_its_reminder() -> None:
     [raw] = entries(result(content=[say("found")]), REMINDER)
-    assert [section.text for section in MESSAGES.sections(raw, 3, read(raw), "fetch")] == ["found", REMINDER["text"]]
+    assert [section.text for section in MESSAGES.sections(raw, 3, read(raw), "fetch")] == [
+        "found",
+        REMINDER["text"],
+    ]

@@ -1,4 +1,5 @@
-"""The turn of the Messages API: hidden rounds, mixed turns, what is held, and one reply for all rounds."""
+"""The turn of the Messages API: hidden rounds, mixed turns, what is held, and one reply for all
+rounds."""
 
 from __future__ import annotations
 
@@ -23,9 +24,17 @@ Json = dict[str, Any]
 LOOKS = message(thinking("I look."), say("Let me look."), call("grep", {"pattern": "x"}))
 AGAIN = message(thinking("More."), call("read_file", {"path": "p"}), number=3)
 ANSWERS = message(thinking("There."), say("It is 42."), number=2)
-MIXED = message(thinking("Both."), call("fetch", {"n": 1}), call("read_file", {"path": "p"}), call("fetch", {"n": 2}))
+MIXED = message(
+    thinking("Both."),
+    call("fetch", {"n": 1}),
+    call("read_file", {"path": "p"}),
+    call("fetch", {"n": 2}),
+)
 FOUND = {"type": "tool_result", "tool_use_id": "toolu_1_2", "content": "found"}
-ERROR = {"type": "error", "error": {"type": "invalid_request_error", "message": "tools are not supported"}}
+ERROR = {
+    "type": "error",
+    "error": {"type": "invalid_request_error", "message": "tools are not supported"},
+}
 
 
 def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
@@ -36,7 +45,7 @@ def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
     return json.loads(bytes(assembled({}, back)["messages"]))  # type: ignore[no-any-return]
 
 
-# -- hidden rounds ----------------------------------------------------------------------------------------------------
+# -- hidden rounds ---------------------------------------------------------------------------------
 
 
 def searched(reply: Json, searches: int | None) -> Json:
@@ -46,7 +55,9 @@ def searched(reply: Json, searches: int | None) -> Json:
 
 @pytest.mark.parametrize("given", ["x", '{"pattern": "x"}', [1], None, 5])
 def test_a_call_that_begins_with_other_arguments_goes_back_with_an_object(given: Any) -> None:
-    said = [one for one in api.events_of(message(call("grep"))) if one["type"] != "content_block_delta"]
+    said = [
+        one for one in api.events_of(message(call("grep"))) if one["type"] != "content_block_delta"
+    ]
     said[1]["content_block"]["input"] = given
     _, requests = run(turn(), b"".join(map(encoded, said)), stream(ANSWERS))
     [back] = requests[1]["messages"][1]["content"]
@@ -54,22 +65,31 @@ def test_a_call_that_begins_with_other_arguments_goes_back_with_an_object(given:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize(("rounds", "told"), [((2, 3), (5, 2)), ((2, None), (2, 1)), ((None, 3), (3, 1))])
+@pytest.mark.parametrize(
+    ("rounds", "told"), [((2, 3), (5, 2)), ((2, None), (2, 1)), ((None, 3), (3, 1))]
+)
 def test_what_upstreams_own_tools_did_is_added_up(
     rounds: tuple[int | None, int | None], told: tuple[int, int], whole: bool
 ) -> None:
-    replies = [searched(reply, count) for reply, count in zip((LOOKS, ANSWERS), rounds, strict=True)]
+    replies = [
+        searched(reply, count) for reply, count in zip((LOOKS, ANSWERS), rounds, strict=True)
+    ]
     raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
     out, _ = run(turn(stream=not whole), *raw)
     final = json.loads(out) if whole else accumulated(out)
-    assert final["usage"]["server_tool_use"] == {"web_search_requests": told[0], "web_fetch_requests": told[1]}
+    assert final["usage"]["server_tool_use"] == {
+        "web_search_requests": told[0],
+        "web_fetch_requests": told[1],
+    }
 
 
 SKILLS = [{"type": "anthropic", "skill_id": "pptx"}]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("last", [None, {"id": "container_2", "expires_at": "2026-01-01T00:00:00Z"}])
+@pytest.mark.parametrize(
+    "last", [None, {"id": "container_2", "expires_at": "2026-01-01T00:00:00Z"}]
+)
 @pytest.mark.parametrize(
     ("asked", "sent"),
     [
@@ -78,9 +98,15 @@ SKILLS = [{"type": "anthropic", "skill_id": "pptx"}]
         ({"skills": SKILLS}, {"skills": SKILLS, "id": "container_1"}),
     ],
 )
-def test_a_later_round_goes_on_in_the_same_container(asked: Any, sent: Any, last: Json | None, whole: bool) -> None:
+def test_a_later_round_goes_on_in_the_same_container(
+    asked: Any, sent: Any, last: Json | None, whole: bool
+) -> None:
     begun = {"id": "container_1", "expires_at": "2026-01-01T00:00:00Z"}
-    replies = [{**LOOKS, "container": begun}, {**AGAIN, "container": None}, {**ANSWERS, "container": last}]
+    replies = [
+        {**LOOKS, "container": begun},
+        {**AGAIN, "container": None},
+        {**ANSWERS, "container": last},
+    ]
     raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
     out, requests = run(turn(stream=not whole, container=asked), *raw)
     assert [request.get("container") for request in requests] == [asked, sent, sent]
@@ -98,25 +124,31 @@ def test_thinking_streams_at_once() -> None:
 def test_a_text_without_end_is_broken() -> None:
     one = turn()
     one.request()
-    begin, delta = stream(message(say("x" * 1_000_000)), 1_000_000).split(b"event: content_block_delta")
+    begin, delta = stream(message(say("x" * 1_000_000)), 1_000_000).split(
+        b"event: content_block_delta"
+    )
     assert receive(one, begin)
     with pytest.raises(Broken):
         for _ in range(40):
             receive(one, b"event: content_block_delta" + delta.split(b"\n\n")[0] + b"\n\n")
 
 
-# -- mixed turns ------------------------------------------------------------------------------------------------------
+# -- mixed turns -----------------------------------------------------------------------------------
 
 
 def test_all_results_of_a_mixed_turn_are_in_one_message() -> None:
     one = turn()
     final = accumulated(run(one, stream(MIXED))[0])
-    results = [{"type": "tool_result", "tool_use_id": f"toolu_1_{n}", "content": "x"} for n in (1, 3)]
+    results = [
+        {"type": "tool_result", "tool_use_id": f"toolu_1_{n}", "content": "x"} for n in (1, 3)
+    ]
     said = {"type": "text", "text": "<system-reminder>Be kind.</system-reminder>"}
     body = {"messages": [HI, {"role": "user", "content": [*results, said]}]}
     _, *theirs = MESSAGES.parse(json.dumps(body).encode()).entries
     assert one.hidden is not None
-    back = MESSAGES.reinserted(one.hidden, json.dumps({"role": "assistant", "content": final["content"]}).encode())
+    back = MESSAGES.reinserted(
+        one.hidden, json.dumps({"role": "assistant", "content": final["content"]}).encode()
+    )
     made = json.loads(bytes(assembled({}, [*back, *theirs])["messages"]))
     assert made == [
         {"role": "assistant", "content": MIXED["content"]},
@@ -131,14 +163,16 @@ def test_results_of_a_mixed_turn_stay_in_one_message_behind_a_cut() -> None:
     assert one.hidden is not None
     visible = json.dumps({"role": "assistant", "content": final["content"]}).encode()
     behind = MESSAGES.joined([json.dumps(HI).encode(), *MESSAGES.reinserted(one.hidden, visible)])
-    theirs = json.dumps({"type": "tool_result", "tool_use_id": "toolu_1_1", "content": "x"}).encode()
+    theirs = json.dumps(
+        {"type": "tool_result", "tool_use_id": "toolu_1_1", "content": "x"}
+    ).encode()
     made = json.loads(bytes(assembled({}, [*behind, theirs])["messages"]))
     assert [entry["role"] for entry in made] == ["user", "assistant", "user"]
     said = [json.dumps({"role": "user", "content": text}).encode() for text in ("one", "two")]
     assert [json.loads(raw)["role"] for raw in MESSAGES.joined(said)] == ["user"]
 
 
-# -- ends -------------------------------------------------------------------------------------------------------------
+# -- ends ------------------------------------------------------------------------------------------
 
 
 def test_a_call_without_an_id_gets_one() -> None:
@@ -171,11 +205,16 @@ def test_arguments_with_half_a_surrogate_pair_stay(whole: bool) -> None:
     assert put_back(one, final["content"])[2]["content"] == mixed["content"]
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_an_error_event_has_the_shape_that_clients_know() -> None:
     [said] = events(turn().error_event(UpstreamBroken("broke")))
-    assert said == {"type": "error", "error": {"type": "api_error", "message": "broke", "code": "upstream_broken"}}
-    [said] = events(turn().error_event(UpstreamBroken("broke"), json.dumps(ERROR, indent=1).encode()))
+    assert said == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "broke", "code": "upstream_broken"},
+    }
+    [said] = events(
+        turn().error_event(UpstreamBroken("broke"), json.dumps(ERROR, indent=1).encode())
+    )
     assert said == ERROR

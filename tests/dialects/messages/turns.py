@@ -1,4 +1,5 @@
-"""Turns written down: what upstream says in each round, what the client gets, what is asked next."""
+"""Turns written down: what upstream says in each round, what the client gets, what is asked
+next."""
 
 from __future__ import annotations
 
@@ -17,15 +18,27 @@ FETCH = {"name": "fetch", "input_schema": {"type": "object"}}
 HI = {"role": "user", "content": "hi"}
 
 
-def turn(*, stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> MessagesTurn:
+def turn(
+    *, stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any
+) -> MessagesTurn:
     """A turn of a request with one tool of the client's; a member that is None is left out."""
-    body = {"model": "m", "max_tokens": 90_000, "messages": [HI], "tools": [FETCH], "stream": stream, **members}
-    request = MESSAGES.parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    body = {
+        "model": "m",
+        "max_tokens": 90_000,
+        "messages": [HI],
+        "tools": [FETCH],
+        "stream": stream,
+        **members,
+    }
+    request = MESSAGES.parse(
+        json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+    )
     return MESSAGES.turn(request, request.entries, OURS if injected else [], max_rounds)
 
 
 def message(*blocks: Json, number: int = 1, **members: Any) -> Json:
-    """A whole reply. Its calls and signatures get ids that are unique among rounds with different numbers."""
+    """A whole reply. Its calls and signatures get ids that are unique among rounds with different
+    numbers."""
     made = [_identified(block, f"{number}_{place}") for place, block in enumerate(blocks)]
     return {
         "id": f"msg_{number}",
@@ -33,7 +46,9 @@ def message(*blocks: Json, number: int = 1, **members: Any) -> Json:
         "role": "assistant",
         "model": "m",
         "content": made,
-        "stop_reason": "tool_use" if any(block["type"] == "tool_use" for block in made) else "end_turn",
+        "stop_reason": "tool_use"
+        if any(block["type"] == "tool_use" for block in made)
+        else "end_turn",
         "stop_sequence": None,
         "usage": usage(100 * number, 10, cached=10),
         **members,
@@ -50,14 +65,19 @@ def stream(whole: Json, split: int = 4) -> bytes:
     return b"".join(encoded(event) for event in events_of(whole, split))
 
 
-# -- what a client makes of it ----------------------------------------------------------------------------------------
+# -- what a client makes of it ---------------------------------------------------------------------
 
 
 def accumulated(out: bytes) -> Json:
-    """The message that a client makes of a stream, after everything that a strict client could complain about."""
+    """The message that a client makes of a stream, after everything that a strict client could
+    complain about."""
     found = [event for event in events(out) if event["type"] != "ping"]
     assert [event["type"] for event in found].count("message_start") == 1
-    assert [event["type"] for event in (found[0], *found[-2:])] == ["message_start", "message_delta", "message_stop"]
+    assert [event["type"] for event in (found[0], *found[-2:])] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
     made: Json = found[0]["message"]
     open_block: Json | None = None
     partial = ""

@@ -1,7 +1,9 @@
-"""A scripted Responses API that is as strict as the real one, and in its words where they are known.
+"""A scripted Responses API that is as strict as the real one, and in its words where they are
+known.
 
-It remembers what it stored, so that it can refuse unknown ids, reasoning that has lost the item after it, and calls and
-results that do not pair. `ResponsesApi` answers the requests of a `StrictUpstream`:
+It remembers what it stored, so that it can refuse unknown ids, reasoning that has lost the item
+after it, and calls and results that do not pair. `ResponsesApi` answers the requests of a
+`StrictUpstream`:
 
     up.respond(api := ResponsesApi())
     api.script([reasoning("hm"), call("grep", {"pattern": "x"})], [say("Done.")])
@@ -51,7 +53,7 @@ OPENERS = {
 LEAST_OUTPUT = 16
 
 
-# -- what a model says ------------------------------------------------------------------------------------------------
+# -- what a model says -----------------------------------------------------------------------------
 
 
 def say(text: str) -> Json:
@@ -72,7 +74,15 @@ def reasoning(summary: str = "") -> Json:
 RESULT_PARTS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
     "input_image": {"type", "image_url", "file_id", "detail", "prompt_cache_breakpoint"},
-    "input_file": {"type", "filename", "file_data", "file_url", "file_id", "detail", "prompt_cache_breakpoint"},
+    "input_file": {
+        "type",
+        "filename",
+        "file_data",
+        "file_url",
+        "file_id",
+        "detail",
+        "prompt_cache_breakpoint",
+    },
 }
 
 
@@ -87,10 +97,12 @@ def _check_part(where: str, part: Json) -> None:
         try:
             base64.b64decode(data.partition(";base64,")[2], validate=True)
         except ValueError as error:
-            raise Refused(f"Invalid '{where}': the URL does not contain valid base64.", where) from error
+            raise Refused(
+                f"Invalid '{where}': the URL does not contain valid base64.", where
+            ) from error
 
 
-# -- the API ----------------------------------------------------------------------------------------------------------
+# -- the API ---------------------------------------------------------------------------------------
 
 
 class ResponsesApi(ScriptedApi):
@@ -138,13 +150,19 @@ class ResponsesApi(ScriptedApi):
             if name not in PARAMETERS:
                 raise Refused(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
         if (body.get("max_output_tokens") or LEAST_OUTPUT) < LEAST_OUTPUT:
-            raise Refused("Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16")
+            raise Refused(
+                "Invalid 'max_output_tokens': integer below minimum value. Expected a value >= 16"
+            )
         self._check_tools(body)
         given = body.get("input") or []
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         earlier = body.get("previous_response_id")
         if earlier is not None and earlier not in self._histories:
-            raise Refused(f"Previous response with id '{earlier}' not found.", "previous_response_id", status=400)
+            raise Refused(
+                f"Previous response with id '{earlier}' not found.",
+                "previous_response_id",
+                status=400,
+            )
         history = [*(self._histories[earlier] if earlier else []), *items]
         for index, item in enumerate(items):
             self._check_item(index, item, stored=body.get("store", True))
@@ -161,16 +179,29 @@ class ResponsesApi(ScriptedApi):
         if len(names) != len(set(names)):
             raise Refused("Tool names must be unique.")
         choice = body.get("tool_choice")
-        if isinstance(choice, dict) and choice["type"] == "function" and choice["name"] not in names:
-            raise Refused(f"Tool choice '{choice['name']}' not found in 'tools' parameter.", "tool_choice")
+        if (
+            isinstance(choice, dict)
+            and choice["type"] == "function"
+            and choice["name"] not in names
+        ):
+            raise Refused(
+                f"Tool choice '{choice['name']}' not found in 'tools' parameter.", "tool_choice"
+            )
 
     def _check_item(self, index: int, item: Json, *, stored: bool) -> None:
         kind = item.get("type", "message")
         if kind not in ITEM_FIELDS:
             raise Refused(f"Invalid value: '{kind}'.", f"input[{index}].type")
         if unknown := set(item) - ITEM_FIELDS[kind]:
-            raise Refused(f"Unknown parameter: 'input[{index}].{min(unknown)}'.", code="unknown_parameter")
-        if kind == "message" and item.get("role") not in ("user", "assistant", "system", "developer"):
+            raise Refused(
+                f"Unknown parameter: 'input[{index}].{min(unknown)}'.", code="unknown_parameter"
+            )
+        if kind == "message" and item.get("role") not in (
+            "user",
+            "assistant",
+            "system",
+            "developer",
+        ):
             raise Refused(f"Invalid value: '{item.get('role')}'.", f"input[{index}].role")
         if kind == "function_call_output" and not isinstance(item.get("output"), str | list):
             raise Refused(f"Missing required parameter: 'input[{index}].output'.")
@@ -178,8 +209,14 @@ class ResponsesApi(ScriptedApi):
             _check_part(f"input[{index}].output", part)
         encrypted = item.get("encrypted_content")
         if encrypted is not None and encrypted not in self.encrypted:
-            raise Refused("The encrypted content could not be verified.", code="invalid_encrypted_content")
-        if kind in ("reasoning", "item_reference") and encrypted is None and item.get("id") not in self._items:
+            raise Refused(
+                "The encrypted content could not be verified.", code="invalid_encrypted_content"
+            )
+        if (
+            kind in ("reasoning", "item_reference")
+            and encrypted is None
+            and item.get("id") not in self._items
+        ):
             hint = "" if stored else " Items are not persisted when `store` is set to false."
             raise Refused(f"Item with id '{item.get('id')}' not found.{hint}", "input", status=404)
 
@@ -187,7 +224,9 @@ class ResponsesApi(ScriptedApi):
         ids = [item["id"] for item in history if item.get("id")]
         for id in ids:
             if ids.count(id) > 1:
-                raise Refused(f"Duplicate item found with id {id}. Remove duplicate items from your input.")
+                raise Refused(
+                    f"Duplicate item found with id {id}. Remove duplicate items from your input."
+                )
 
     def _check_pairs(self, history: Iterable[Json]) -> None:
         called: dict[str, str] = {}
@@ -196,20 +235,28 @@ class ResponsesApi(ScriptedApi):
             if kind in OPENERS:
                 called[item["call_id"]] = OPENERS[kind]
             elif kind in OPENERS.values() and called.pop(item["call_id"], None) != kind:
-                raise Refused(f"No tool call found for function call output with call_id {item['call_id']}.", "input")
+                raise Refused(
+                    f"No tool call found for function call output with call_id {item['call_id']}.",
+                    "input",
+                )
         if called:
             raise Refused(f"No tool output found for function call {min(called)}.", "input")
 
     def _check_reasoning(self, items: Sequence[Json]) -> None:
         encrypted = [item["encrypted_content"] for item in items if item.get("encrypted_content")]
         if len(encrypted) > len({*encrypted}):
-            raise Refused("Duplicate item found. Remove duplicate items from your input and try again.", "input")
+            raise Refused(
+                "Duplicate item found. Remove duplicate items from your input and try again.",
+                "input",
+            )
         for place, item in enumerate(items):
             behind = items[place + 1] if place + 1 < len(items) else {}
             following = behind.get("id")
             wanted = self._after.get(item.get("id", ""))
             other = self._behind.get(item.get("encrypted_content") or "")
-            lost = other is not None and any(behind.get(key) != other.get(key) for key in ("type", "call_id"))
+            lost = other is not None and any(
+                behind.get(key) != other.get(key) for key in ("type", "call_id")
+            )
             if lost or (wanted is not None and following != wanted):
                 said = f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item."
                 raise Refused(said, "input")
@@ -265,19 +312,28 @@ class ResponsesApi(ScriptedApi):
         return response
 
     def _item(self, body: Json, said: Json) -> Json:
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(said["type"], "it")
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}.get(
+            said["type"], "it"
+        )
         number = self._made(next(self._numbers))
         item = {"id": f"{prefix}_{number}", **said}
         if said["type"] in OPENERS:
             item = {"call_id": f"call_{number}", **item}
-        if said["type"] == "reasoning" and "reasoning.encrypted_content" in (body.get("include") or ()):
+        if said["type"] == "reasoning" and "reasoning.encrypted_content" in (
+            body.get("include") or ()
+        ):
             item["encrypted_content"] = f"gAAAA-{number}"
             self.encrypted.add(item["encrypted_content"])
         return item
 
     def _usage(self, history: list[Json], items: list[Json]) -> Json:
-        before, after = approximate_tokens(json.dumps(history)), approximate_tokens(json.dumps(items))
-        thought = sum(approximate_tokens(json.dumps(item)) for item in items if item["type"] == "reasoning")
+        before, after = (
+            approximate_tokens(json.dumps(history)),
+            approximate_tokens(json.dumps(items)),
+        )
+        thought = sum(
+            approximate_tokens(json.dumps(item)) for item in items if item["type"] == "reasoning"
+        )
         return {
             "input_tokens": before,
             "input_tokens_details": {"cached_tokens": 0},
@@ -287,7 +343,7 @@ class ResponsesApi(ScriptedApi):
         }
 
 
-# -- streams ----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def events_of(response: Json, split: int = 8) -> Iterator[Json]:
@@ -298,7 +354,12 @@ def events_of(response: Json, split: int = 8) -> Iterator[Json]:
 
 
 def _events(response: Json, split: int) -> Iterator[Json]:
-    begun = response | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun = response | {
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "incomplete_details": None,
+    }
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(response["output"]):
@@ -308,16 +369,30 @@ def _events(response: Json, split: int) -> Iterator[Json]:
 
 def _item_events(index: int, item: Json, split: int) -> Iterator[Json]:
     about = {"item_id": item["id"], "output_index": index}
-    empty = {"message": {"content": []}, "function_call": {"arguments": ""}, "reasoning": {"summary": []}}
-    begun = item | empty.get(item["type"], {}) | ({"status": "in_progress"} if "status" in item else {})
+    empty = {
+        "message": {"content": []},
+        "function_call": {"arguments": ""},
+        "reasoning": {"summary": []},
+    }
+    begun = (
+        item | empty.get(item["type"], {}) | ({"status": "in_progress"} if "status" in item else {})
+    )
     yield {"type": "response.output_item.added", "output_index": index, "item": begun}
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"], split):
             yield {"type": "response.function_call_arguments.delta", **about, "delta": piece}
-        yield {"type": "response.function_call_arguments.done", **about, "arguments": item["arguments"]}
+        yield {
+            "type": "response.function_call_arguments.done",
+            **about,
+            "arguments": item["arguments"],
+        }
     for place, part in enumerate(item.get("summary", [])):
         where = {**about, "summary_index": place}
-        yield {"type": "response.reasoning_summary_part.added", **where, "part": part | {"text": ""}}
+        yield {
+            "type": "response.reasoning_summary_part.added",
+            **where,
+            "part": part | {"text": ""},
+        }
         for piece in pieces(part["text"], split):
             yield {"type": "response.reasoning_summary_text.delta", **where, "delta": piece}
         yield {"type": "response.reasoning_summary_text.done", **where, "text": part["text"]}

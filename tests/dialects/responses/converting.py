@@ -22,14 +22,30 @@ def tools(defined: Iterable[Json]) -> list[Json]:
 def _items(message: Json) -> list[Json]:
     if message["role"] == "tool":
         output = _content(message.get("content"))
-        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}]
+        return [
+            {"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}
+        ]
     if message["role"] != "assistant":
-        return [{"type": "message", "role": message["role"], "content": _content(message.get("content"))}]
+        return [
+            {
+                "type": "message",
+                "role": message["role"],
+                "content": _content(message.get("content")),
+            }
+        ]
     calls = [_call(call) for call in message.get("tool_calls") or []]
     thought = message.get("reasoning_content") or message.get("reasoning")
     text = message.get("content") or ""
-    thoughts = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": thought}]}] if thought else []
-    said = [] if calls and not text else [{"type": "message", "role": "assistant", "content": _said(text)}]
+    thoughts = (
+        [{"type": "reasoning", "summary": [{"type": "summary_text", "text": thought}]}]
+        if thought
+        else []
+    )
+    said = (
+        []
+        if calls and not text
+        else [{"type": "message", "role": "assistant", "content": _said(text)}]
+    )
     return [*thoughts, *said, *calls]
 
 
