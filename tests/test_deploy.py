@@ -188,7 +188,7 @@ def test_foreign_images_are_pinned_by_digest() -> None:
             "compose stops where it is not given"
         )
     froms = re.findall(r"^FROM (\S+)", dockerfile(), re.MULTILINE)
-    arguments = re.findall(r"^ARG (\w+)=", dockerfile(), re.MULTILINE)
+    arguments = re.findall(r"^ARG (\w+_IMAGE)=", dockerfile(), re.MULTILINE)
     assert froms == [f"${{{name}}}" for name in arguments], "each can be given by its digest"
 
 
