@@ -254,8 +254,10 @@ class ResponsesApi(ScriptedApi):
             following = behind.get("id")
             wanted = self._after.get(item.get("id", ""))
             other = self._behind.get(item.get("encrypted_content") or "")
+            kind = behind.get("type", "message" if "role" in behind else None)
+            shape = {"type": kind, "call_id": behind.get("call_id")}
             lost = other is not None and any(
-                behind.get(key) != other.get(key) for key in ("type", "call_id")
+                value != other.get(key) for key, value in shape.items()
             )
             if lost or (wanted is not None and following != wanted):
                 said = f"Item '{item.get('id')}' of type 'reasoning' was provided without its required following item."
