@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy import __version__
+from proxy import __version__, cli
 from proxy.apps.operations.call import key_part
 from proxy.cli import main
 from proxy.policies import load, schema
 from proxy.policies.tenants import identified, identify
+from proxy.settings import flags
 from proxy.stores import open_store
 from proxy.upstream.headers import Headers
 from tests import serving
@@ -159,6 +160,12 @@ def test_the_flags_of_serve_are_in_groups(capsys: pytest.CaptureFixture[str]) ->
         "  -h, --help            show this help message and exit"
     ]
     assert "\nlimits:\n" in groups[2] and "\nwhat is written down:\n" in groups[2]
+
+
+def test_the_groups_of_serve_name_only_its_flags() -> None:
+    grouped = [flag for group in cli._GROUPS.values() for flag in group]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) <= {flag for flag, _ in flags()}
 
 
 def test_help_loads_nothing_that_it_does_not_need() -> None:

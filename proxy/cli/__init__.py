@@ -185,7 +185,6 @@ _GROUPS: Mapping[str, Sequence[str]] = {
     "who may look": ("--allowed-hosts", "--monitor-networks"),
     "what is written down": (
         "--log-format", "--dashboard", "--dashboard-limit", "--dashboard-content", "--replica-url", "--capture",
-        "--capture-limit",
     ),
 }  # fmt: skip
 """The flags of `serve`, by their subject."""
