@@ -23,9 +23,7 @@ from proxy.dialects.entries import canonical
 from proxy.dialects.turn import Turn
 from proxy.errors import Fault, OffloadError, UpstreamBroken, UpstreamFault
 from proxy.plan.forecast import OUTPUT_PRICE
-from proxy.plan.prices import FREE, price_of
 from proxy.plan.turn import Addition
-from proxy.policy import Policy
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
@@ -94,14 +92,15 @@ class Verify(Part):
         tenant = prepared.tenant.name
         planned = rendered.planned
         whole_fits = planned.room.holds(planned.history.tokens) and not planned.request.continues
-        price = _price(policy, planned.request.model)
+        million = policy.offload.input_price
         if (
             rendered.plan.empty
             or not whole_fits
-            or price is None
+            or million is None
             or not _drawn(planned, policy.offload.verify)
         ):
             return
+        price = million / 1_000_000
         output = 2 * OUTPUT_PRICE * REPLY_TOKENS
         expected = (
             planned.tokens_before + OUR_TOOLS_TOKENS + prepared.tokens_after + output
@@ -192,15 +191,3 @@ async def _nothing() -> None:
 def _action(turn: Turn) -> Action:
     _, calls = turn.visible
     return tuple(sorted((call.name, canonical(call.arguments)) for call in calls))
-
-
-def _price(policy: Policy, model: str) -> float | None:
-    """Return the money for a token of plain input, None if it is not known. A model on this machine
-    costs nothing."""
-    listed = price_of(policy.upstream.base_url, model)
-    said = (
-        policy.offload.input_price if policy.offload.input_price is not None else listed.input_price
-    )
-    if said is None:
-        return 0.0 if listed is FREE else None
-    return said / 1_000_000

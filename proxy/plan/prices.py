@@ -49,6 +49,8 @@ class PriceList(msgspec.Struct, frozen=True):
     cache_lifetime: int | None = None
 
 
+DEARER = 1.01
+"""How many times the cost as it came a request or a session has to cost to count as dearer."""
 _LONG = 272_000
 
 PRICE_LISTS = (
@@ -149,7 +151,7 @@ PRICE_LISTS = (
     ),
 )
 
-FREE = Prices("this machine", 0.0, 1.0, source="no price list: reading a cache takes no time")
+FREE = Prices("this machine", 0.0, 1.0, 0.0, source="no price list: reading a cache takes no time")
 """For loopback. A server elsewhere may be a gateway, and then reading is not free."""
 ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
 """For models of no list."""

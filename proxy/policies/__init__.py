@@ -173,7 +173,7 @@ def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
         upstream=upstream,
         offload=_convert({**prices, **chosen, **offload}, Offload),
         tools=_convert({**tools, **value.get("tools", {})}, Tools),
-        listed=LISTED.difference(offload),
+        listed=LISTED.difference(key for key, said in offload.items() if said is not None),
     )
 
 

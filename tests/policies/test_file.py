@@ -428,7 +428,9 @@ def test_a_models_prices_come_from_the_list_unless_the_policy_says() -> None:
     free = (
         taken("upstream: {base_url: 'http://127.0.0.1:1'}", "default").for_model("gpt-5.5").offload
     )
-    assert (free.cached_read, free.cache_write, free.input_price) == (0, 1, None)
+    assert (free.cached_read, free.cache_write, free.input_price) == (0, 1, 0)
+    unsaid = taken("offload: {input_price: null}", "default").for_model("gpt-5.5")
+    assert unsaid.offload.input_price == 5
 
 
 def test_a_rule_may_have_a_profile_of_its_own() -> None:

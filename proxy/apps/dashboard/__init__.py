@@ -216,15 +216,10 @@ class Dashboard:
         if policy is None:
             return price_of("", model).input_price
         parts = (one.for_model(model) for one in (policy, *policy.by_api.values()))
-        return next(filter(None, (_price(part, model) for part in parts)), None)
+        return next(filter(None, (part.offload.input_price for part in parts)), None)
 
     def _policy(self, tenant: str) -> Policy | None:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
-
-
-def _price(policy: Policy, model: str) -> float | None:
-    said = policy.offload.input_price
-    return price_of(policy.upstream.base_url, model).input_price if said is None else said
 
 
 class Access:

@@ -24,7 +24,6 @@ import msgspec
 
 from proxy.apps.dashboard.rows import (
     DAY,
-    DEARER,
     FLEET_SESSIONS,
     FLEET_SUMS,
     HOUR,
@@ -35,6 +34,7 @@ from proxy.apps.dashboard.rows import (
     insert,
 )
 from proxy.errors import DashboardFault, StoreFault
+from proxy.plan.prices import DEARER
 from proxy.stores import Store
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ import msgspec
 from proxy.apps.dashboard.describe import detail
 from proxy.apps.dashboard.rows import (
     DAY,
-    DEARER,
     FLEET_SESSIONS,
     HOUR,
     LONGEST_TEXT,
@@ -27,6 +26,7 @@ from proxy.apps.dashboard.rows import (
     Row,
 )
 from proxy.errors import DashboardFault
+from proxy.plan.prices import DEARER
 from proxy.telemetry.outcome import Holdout, Kind
 
 SECONDS = 5.0

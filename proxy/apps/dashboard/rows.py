@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.errors import DashboardFault
+from proxy.plan.prices import DEARER
 from proxy.telemetry.outcome import Kind, Outcome
 
 T = TypeVar("T")
@@ -52,9 +53,6 @@ FULL = 0.8
 ROOM = 0.05
 """The share of the allowed size above which the oldest rows are deleted, and the share of rows
 deleted at once."""
-
-DEARER = 1.01
-"""How many times the cost as it came a request or a session has to cost to count as dearer."""
 
 MOST_SUMS = 60_000
 """Most sums of each span, and at most one for two pages of the file. A client makes new ones with

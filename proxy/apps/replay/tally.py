@@ -10,7 +10,7 @@ from proxy.apps.replay.formats import SESSIONS
 from proxy.apps.replay.recordings import RecordedRequest
 from proxy.plan.forecast import event_at, told, waiting
 from proxy.plan.plan import Role
-from proxy.plan.prices import price_of
+from proxy.plan.prices import DEARER, price_of
 from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
@@ -46,6 +46,10 @@ class Course:
     first request."""
     told: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, counted from 0, and why."""
+
+    @property
+    def dearer(self) -> bool:
+        return self.after > self.before * DEARER
 
 
 @dataclass
@@ -152,12 +156,12 @@ class Tally:
 
     @property
     def losses(self) -> int:
-        return sum(course.after > course.before for course in self.sessions.values())
+        return sum(course.dearer for course in self.sessions.values())
 
     @property
     def lost(self) -> int:
         """What the sessions that cost more lose."""
-        return sum(max(course.after - course.before, 0) for course in self.sessions.values())
+        return sum(one.after - one.before for one in self.sessions.values() if one.dearer)
 
     @property
     def won(self) -> int:

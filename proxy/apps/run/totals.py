@@ -6,7 +6,6 @@ import logging
 
 import msgspec
 
-from proxy.plan.prices import price_of
 from proxy.policies import Policies
 from proxy.telemetry.outcome import Kind, Outcome
 
@@ -117,11 +116,7 @@ class Adding(logging.Handler):
         policy = self._policies.get(outcome.tenant)
         if policy is None:
             return None
-        policy = policy.for_api(outcome.dialect).for_model(outcome.model)
-        return (
-            policy.offload.input_price
-            or price_of(policy.upstream.base_url, outcome.model).input_price
-        )
+        return policy.for_api(outcome.dialect).for_model(outcome.model).offload.input_price
 
 
 def rounded(tokens: int) -> str:

@@ -184,6 +184,15 @@ def test_a_profile_is_recommended_if_it_saves_and_little_is_lost(
     assert list(headline(tallies, (), recommend=True))[-1].startswith(f"recommended: {best}")
 
 
+def test_a_session_is_dearer_from_one_per_cent_on() -> None:
+    tally = Tally("", defaults())
+    for number, after in enumerate((1_005, 1_010, 1_011, 1_500)):
+        key = SessionKey("chat", "m", bytes([number]), "")
+        tally.sessions[key] = Course(1, 1_000, after)
+    assert tally.losses == tally.figures()["sessions_costing_more"] == 2
+    assert tally.lost == 511
+
+
 def test_what_dearer_sessions_lose_is_a_share_of_all_cost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

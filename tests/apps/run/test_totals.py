@@ -118,12 +118,19 @@ def test_rounded(tokens: int, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("upstream", "money"), [("https://api.anthropic.com", True), ("http://127.0.0.1:8080", False)]
+    ("upstream", "offload", "money"),
+    [
+        ("https://api.anthropic.com", "{}", True),
+        ("http://127.0.0.1:8080", "{}", False),
+        ("https://api.anthropic.com", "{input_price: 0}", False),
+        ("http://127.0.0.1:8080", "{input_price: 4}", True),
+    ],
 )
-def test_prices_are_those_of_the_upstream(upstream: str, money: bool) -> None:
-    policies = load(
-        None, {}, None, {"default": f"upstreams: {{messages: {{base_url: '{upstream}'}}}}"}
-    )
+def test_prices_are_the_policys_or_those_of_the_upstream(
+    upstream: str, offload: str, money: bool
+) -> None:
+    written = f"upstreams: {{messages: {{base_url: '{upstream}'}}}}\noffload: {offload}\n"
+    policies = load(None, {}, None, {"default": written})
     totals = Totals()
     log = logging.getLogger("test.totals")
     log.addHandler(Adding(totals, policies))

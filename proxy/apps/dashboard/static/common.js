@@ -4,7 +4,7 @@ const LONGEST = 300; // characters of a value in a table
 const LONGEST_NAME = 60; // characters of a model's name in a table
 const PAGED = 60; // rows from which a table has pages
 const PAGE = 50; // rows on one page
-const DEARER = 1.01; // times the cost as it came that count as dearer: see rows.py
+const DEARER = 1.01; // times the cost as it came that count as dearer: see plan/prices.py
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
