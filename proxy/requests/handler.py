@@ -31,18 +31,18 @@ from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Declined, Form, Hidden, Reason, Request, Unplannable, Verdict
 from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
-from proxy.requests import archive, references
+from proxy.requests import archive, observing, references
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned, Rendered, plan
-from proxy.requests.prepared import Ladder, Prepared, foreseen, of_chat
+from proxy.requests.prepared import Ladder, Prepared, of_chat
 from proxy.requests.records import Records, References
 from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
 from proxy.requests.relay import refusal as read_refusal
 from proxy.requests.rounds import Rounds, Services
 from proxy.requests.summary_writer import ask
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Kind, Outcome
+from proxy.telemetry.outcome import Holdout, Kind, Outcome
 from proxy.upstream.client import UpstreamReply
 from proxy.upstream.codings import decoded_request
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -129,7 +129,7 @@ class _Request:
             self.prepared, self.prepared.wish
         ):
             return
-        if self.prepared.only_observed:
+        if self.prepared.observed:
             await self._observe()
             return
         form: Form | None = self._ladder.first(self.prepared, Form())
@@ -174,7 +174,7 @@ class _Request:
         prepared = Prepared(
             body, tenant, request, sent, wish=wish, declined=declined, references=brought
         )
-        return await self._continued(self._chosen(prepared, request), request)
+        return await self._continued(await self._chosen(prepared, request), request)
 
     async def _read(self, body: bytes) -> Request:
         """Return the request that the body holds. Raises ClientFault and Unplannable."""
@@ -196,7 +196,7 @@ class _Request:
         run = partial(self._run, size=request.size)
         return await references.read(self._dialect, self._client.path, request, self._records, run)
 
-    def _chosen(self, prepared: Prepared, request: Request) -> Prepared:
+    async def _chosen(self, prepared: Prepared, request: Request) -> Prepared:
         """Return the request with the policy for its model, and how that lets it be planned."""
         tenant = prepared.tenant
         header = self._client.our_header
@@ -210,7 +210,10 @@ class _Request:
             return replace(prepared, unplanned=Reason.HEADER)
         if policy.offload.mode is Mode.OBSERVE or b"observe" in header:
             return replace(prepared, observed=True)
-        if self._vouched:
+        group = partial(observing.holdout, self._dialect, request, policy.offload)
+        holdout = await self._run(group, request.size) if policy.offload.holdout else Holdout.NONE
+        prepared = replace(prepared, holdout=holdout, observed=holdout is Holdout.KEPT)
+        if self._vouched and not prepared.observed:
             self._services.known.list_models(tenant, self._client.headers)
         return prepared
 
@@ -508,7 +511,6 @@ class _Request:
         tenant = prepared.tenant
         relay = self._services.relay
         body = prepared.continued or prepared.shortened
-        observed = prepared.only_observed
         planned = prepared.planned
         if body is None and Addition.THINKING in form.without and prepared.request:
             body = prepared.request.body
@@ -525,7 +527,7 @@ class _Request:
             read = b""
             if (
                 reply.status >= 400
-                and not observed
+                and not prepared.observed
                 and planned is not None
                 and reply.status in refusals.LONG_STATUSES
             ):
@@ -553,35 +555,18 @@ class _Request:
 
     def _note_taken(self, prepared: Prepared, said: Reported | None) -> None:
         """Learn from the reply to the client's own bytes, and from what it `said` of their cost."""
-        if not prepared.only_observed:
+        if not prepared.observed:
             self._ladder.learn(prepared, frozenset(), prepared.form.blamed)
             self._ladder.note_read(prepared, said.prompt if said else 0)
         if said is not None and prepared.records_cost:
             self.prepared = replace(self.prepared, reported=said)
 
     async def _observe(self) -> None:
-        """Record what the plan would have done to what passes through. Nothing is stored, asked for
-        or learned."""
-        self.prepared = await self._foresee(self.prepared)
+        """Record what the plan would have done to what passes through."""
+        threads = self._services.threads
+        self.prepared = await observing.foresee(self.prepared, threads)
         await self._send_untouched(self.prepared)
-        if self.prepared.reported is not None and self.prepared.foreseen is not None:
-            self.prepared = await self._foresee(self.prepared)
-
-    async def _foresee(self, prepared: Prepared) -> Prepared:
-        """Add the forecast, which rests on what upstream reported once its reply has ended."""
-        planned = prepared.planned
-        said = prepared.reported
-        if planned is None:
-            return prepared
-        run = self._services.threads.run
-        forecast = partial(foreseen, planned, said)
-        try:
-            found = await run(
-                self._tenant.namespace, forecast, planned.request.size, begun=said is not None
-            )
-            return replace(prepared, foreseen=found)
-        except Overloaded:
-            return prepared.unrendered(unplanned=Reason.BUSY)
+        self.prepared = await observing.foresee(self.prepared, threads)
 
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we

@@ -16,7 +16,7 @@ from proxy.dialects.render import ActiveSnapshot, Files, moved_files
 from proxy.dialects.turn import Turn
 from proxy.plan import compacting, summary
 from proxy.plan.forecast import is_answer, worth_whole
-from proxy.plan.history import History, Irregular, Terms, Transcript, beginning, extend
+from proxy.plan.history import History, Irregular, Terms, Transcript, extend
 from proxy.plan.plan import (
     WINDOW_MARGIN,
     Cause,
@@ -37,7 +37,6 @@ from proxy.plan.turn import Addition, Hidden, Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.requests.cache import MessageCache
 from proxy.requests.windows import Refusable
-from proxy.telemetry.outcome import Holdout
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
@@ -197,18 +196,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         events = (*plan.events, OffloadEvent(end, end, Cause.ASKED, plan.standing.total))
         boundaries = (*plan.boundaries, SummaryBoundary(end, frozenset(), len(events)))
         return replace(self, plan=replace(plan, events=events, boundaries=boundaries, waited=0))
-
-    @cached_property
-    def holdout(self) -> Holdout:
-        """The group of this conversation, by its beginning, if its policy leaves a share of them as
-        they come. Where upstream keeps the history, no request shows its beginning."""
-        share = self.policy.offload.holdout
-        if not share or self.request.continues:
-            return Holdout.NONE
-        drawn = int.from_bytes(
-            hashlib.sha256(b"holdout" + beginning(self.history.messages)).digest()[:8]
-        )
-        return Holdout.KEPT if drawn < share * 2**64 else Holdout.PLANNED
 
     @property
     def chain(self) -> list[bytes]:

@@ -85,7 +85,10 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     references: References = References()
     """Those to compacted histories that the request brought, and what stands behind them."""
     observed: bool = False
-    """Whether the client or the policy wants the plan recorded and not carried out."""
+    """Whether the plan is only recorded, because the client or the policy wants that, or the
+    conversation is held out."""
+    holdout: Holdout = Holdout.NONE
+    """The conversation's group, if the policy leaves a share of conversations as they come."""
     unplanned: Reason = Reason.NONE
     """Why there is no plan."""
     obstacle: str = ""
@@ -130,16 +133,10 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         return replace(self, **before | changes)
 
     @property
-    def only_observed(self) -> bool:
-        """Whether it is sent as it came and its plan recorded: somebody wants that, or it is of a
-        holdout's group."""
-        return self.observed or (self.planned is not None and self.planned.holdout is Holdout.KEPT)
-
-    @property
     def records_cost(self) -> bool:
         """Whether the outcome says what the client's own bytes cost: they are observed, or compared
         with a holdout."""
-        return self.only_observed or (self.in_force is not None and bool(self.in_force.holdout))
+        return self.observed or (self.in_force is not None and bool(self.holdout))
 
     @cached_property
     def reason(self) -> Reason:
@@ -271,7 +268,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 said = told(
                     planned.history.items, plan, offload, window, late=late, answers=self.pointed
                 )
-                done = self.only_observed and not said.startswith("waiting")
+                done = self.observed and not said.startswith("waiting")
                 words.append(f"Only observed; the plan: {said}" if done else said)
         if self.reason:
             words.append(
@@ -377,7 +374,7 @@ def of_chat(
         left_alone=planned.history.irregular,
         tokens_before=planned.tokens_before,
         tokens_after=prepared.tokens_after,
-        holdout=Holdout.NONE if prepared.observed else planned.holdout,
+        holdout=prepared.holdout,
         events=len(planned.plan.events),
         moved=newly_moved(planned.history.items, planned.plan) if cause else 0,
         new_event=bool(cause),

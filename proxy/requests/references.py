@@ -72,7 +72,7 @@ def compacts(prepared: Prepared, dialect: Dialect) -> bool:
     if (
         planned is None
         or prepared.unplanned
-        or prepared.only_observed
+        or prepared.observed
         or policy.compaction is Compaction.PASSTHROUGH
     ):
         return False

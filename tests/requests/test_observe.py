@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -41,15 +41,22 @@ POLICY = msgspec.structs.replace(
 )
 
 
-def observing(policy: Policy = POLICY) -> Policy:
-    return replace(policy, offload=replace(policy.offload, mode=Mode.OBSERVE))
+Observing = Callable[[Policy], Policy]
+"""Returns the policy by which requests are only observed."""
+
+
+@pytest.fixture(params=["mode", "holdout"])
+def observing(request: pytest.FixtureRequest) -> Observing:
+    """By its mode, or because each conversation is held out: the two are alike."""
+    changes = {"mode": Mode.OBSERVE} if request.param == "mode" else {"holdout": 1.0}
+    return lambda policy: replace(policy, offload=replace(policy.offload, **changes))
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world(observing: Observing) -> AsyncIterator[World]:
     """One in which nothing may be stored, asked for in the background, or learned."""
     world = World()
-    world.policy = observing()
+    world.policy = observing(POLICY)
     world.fail_store()
     yield world
     await world.close()
@@ -119,9 +126,9 @@ async def test_a_client_asks_for_it_and_the_plan_is_that_of_its_policy(world: Wo
 
 
 @pytest.mark.parametrize("why", ["policy", "header"])
-async def test_off_is_stronger(world: World, why: str) -> None:
+async def test_off_is_stronger(world: World, observing: Observing, why: str) -> None:
     off = replace(POLICY, offload=replace(POLICY.offload, mode=Mode.OFF))
-    world.policy = off if why == "policy" else observing()
+    world.policy = off if why == "policy" else observing(POLICY)
     headers = OBSERVE if why == "policy" else [CHUNKED, (b"x-offload", b"off")]
     client, outcome = await world.ask(LONG, ScriptedReply(REPLY), headers=headers)
     assert world.sent == [LONG]
@@ -178,7 +185,9 @@ async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) ->
     assert world.services.known.window("acme-1", POLICY, "m") is None
 
 
-async def test_a_limit_that_does_not_fit_stays_as_it_came(world: World) -> None:
+async def test_a_limit_that_does_not_fit_stays_as_it_came(
+    world: World, observing: Observing
+) -> None:
     world.policy = observing(
         replace(POLICY, upstream=replace(POLICY.upstream, context_window=4_000))
     )
@@ -274,6 +283,13 @@ async def test_what_is_only_observed_is_not_refused_for_want_of_a_plan(
     client, outcome = await world.ask(LONG, ScriptedReply(REPLY))
     assert world.sent == [LONG] and (client.status, client.body) == (200, REPLY)
     assert seen(outcome) == ("untouched", "off", "", "busy") and not outcome.fault
+
+
+async def test_where_the_model_may_not_read_back_nothing_is_put_back(world: World) -> None:
+    body = chat("word " * 5_000, tool_choice="none")
+    _, outcome = await world.ask(body, ScriptedReply(REPLY))
+    assert world.sent == [body] and not outcome.store_errors
+    assert (outcome.reason, outcome.obstacle) == ("field", "tool_choice")
 
 
 async def test_a_continuation_is_not_looked_up(world: World) -> None:

@@ -182,14 +182,15 @@ async def test_replicas_that_get_the_same_request_agree_from_the_next_one_on(
         assert one.sent[-1] == two.sent[-1] == three.sent[-1]
 
 
+@pytest.mark.parametrize("why", [{"mode": Mode.OBSERVE}, {"holdout": 1.0}], ids=str)
 async def test_a_request_that_is_only_observed_leaves_no_record(
-    replicas: list[Replica], clock: Time
+    replicas: list[Replica], clock: Time, why: dict[str, Any]
 ) -> None:
     one = replicas[0]
     await one.turn(asked(1))
     clock.now += 720
     one.policy = POLICY.__class__(
-        tenant="acme", upstream=POLICY.upstream, offload=written.offload(mode=Mode.OBSERVE)
+        tenant="acme", upstream=POLICY.upstream, offload=written.offload(**why)
     )
     await one.turn(asked(2))
     assert not one.store.records
