@@ -28,9 +28,9 @@ LOWEST := tests/test_rawjson.py tests/test_tokens.py tests/test_regex.py tests/p
 	tests/stores/test_objects.py tests/stores/test_redis.py tests/telemetry/test_metrics.py tests/telemetry/test_otel.py \
 	tests/upstream tests/server tests/acceptance/test_openai_client.py
 
-# What runs with each part left out: the server without its processes, and chats in all APIs.
-CORE := tests/server --ignore tests/server/test_runner.py $(addprefix tests/acceptance/test_,archive.py compacting.py \
-	messages_api.py openai_client.py openai_responses.py relay.py thresholds.py)
+# What runs with each part left out: the server, and chats in all APIs.
+CORE := tests/server $(addprefix tests/acceptance/test_,archive.py compacting.py messages_api.py openai_client.py \
+	openai_responses.py relay.py thresholds.py)
 
 VENV := .venv
 PY := $(VENV)/bin/python

@@ -73,8 +73,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def forked() -> Iterator[None]:
     """Let what tests start with `serving.started` begin as forks of one process."""
     with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
-        nursery = cache(lambda: held.enter_context(Nursery()))
-        patch.setattr(serving, "started", lambda *arguments: nursery().start(*arguments))
+        nursery = Nursery()
+        begun = cache(lambda: held.enter_context(nursery))
+        patch.setattr(serving, "started", lambda *arguments: begun().start(*arguments))
         yield
 
 

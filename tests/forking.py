@@ -70,13 +70,19 @@ class Fork:
 
 
 class Nursery:
-    """The process that forks. It ends with the block, or when this process does."""
+    """The process that forks. It ends with the block, or when this process does. Its environment is
+    that in which this was made, whoever begins the block: a test's patches would be in all forks."""
+
+    def __init__(self) -> None:
+        self._environment = {**os.environ}
 
     def __enter__(self) -> Self:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=self._environment, pass_fds=[theirs.fileno()]
+            )
         return self
 
     def __exit__(
