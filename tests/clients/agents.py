@@ -436,6 +436,8 @@ AGENTS = (
         settings={"LANGSMITH_TRACING": "false"},
     ),
     _python("agno"),
+    _python("agentscope", rules=Rules(frozenset({"name"}))),
+    _node("llamaindex_node", "llamaindex_node"),
     _python("strands", settings={"OTEL_SDK_DISABLED": "true"}),
     _python("camel", counts=True, appends=False),
     _python("langroid", counts=True),
