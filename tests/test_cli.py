@@ -227,6 +227,17 @@ def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], pie
     assert (done.returncode, done.stdout) == (2, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "module"), [("mcp", "proxy.apps.operations.mcp"), ("demo", "openai")]
+)
+def test_a_missing_extra_is_named(
+    command: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main([command]) == 2
+    assert capsys.readouterr().err.endswith(f": pip install '.[{command}]'\n")
+
+
 def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "proxy", "check", "--schema"],

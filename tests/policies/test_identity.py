@@ -40,7 +40,7 @@ def namespace(
     )
     members = {name: Raw(json.dumps(value).encode()) for name, value in (body or {}).items()}
     found = identified(tenant, Headers(headers), members, target)
-    return found and found.namespace
+    return None if found is None else str(found.namespace)
 
 
 def key(value: bytes = b"Bearer sk-1", *more: tuple[bytes, bytes]) -> Given:

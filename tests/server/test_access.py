@@ -13,7 +13,7 @@ from proxy.policies.tenants import Tenant
 from proxy.policy import Limits, Policy
 from proxy.requests.exchange import Account
 from proxy.server import access
-from proxy.server.access import SLOW_SECONDS, Bounds, Shares
+from proxy.server.access import SLOW_SECONDS, Bounds, Inflow, Shares
 from proxy.settings import Settings
 from tests.clock import Clock
 
@@ -98,6 +98,28 @@ async def test_refusals_do_not_look_at_all_connections_each_time(clock: Clock) -
     clock.move(SLOW_SECONDS + 0.1)
     bounds.enter(account)
     assert connection.refused == 1, "it is slow by now"
+
+
+async def test_a_request_gives_its_bytes_and_its_place_back_once() -> None:
+    """Or others could hold more than there is room for."""
+    bounds = Bounds(Settings(buffered_limit=100), lambda *_: None)
+    bounds.run(asyncio.get_running_loop())
+    account = Account("one", "one tenant's requests", 1, 1)
+    other, mine = Inflow(bounds), Inflow(bounds)
+    other.hold(40)
+    mine.admit([account])
+    mine.hold(60)
+    for size in (50, 50):
+        mine.release(size)
+    mine.let_go()
+    mine.let_go()
+    assert bounds.held == 40
+    for last in (Inflow(bounds), Inflow(bounds)):
+        last.admit([account])
+        last.hold(60)
+        with pytest.raises(Overloaded, match="100 bytes"):
+            last.hold(1)
+        last.let_go()
 
 
 def test_a_caller_that_upstream_knows_has_more_room() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,11 @@ def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: P
         App(Settings(environment={"HTTPS_PROXY": "http://"}))
     with pytest.raises(UserMistake, match="store"):
         App(Settings(store="ftp://x"))
+
+
+def test_what_a_missing_extra_costs_is_said_with_its_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "proxy.telemetry.otel", None)
+    App(Settings(environment={"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1"}))
+    assert "nothing is exported without: pip install '.[otel]'" in caplog.text

@@ -244,7 +244,7 @@ async def test_a_log_that_takes_nothing_keeps_nobody_from_serving(
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
 
-@WORKERS
+@pytest.mark.parametrize("flags", [(), ("--workers=2",)], ids=["alone", "workers"])
 async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     go_on = asyncio.Event()
     async with running(steps(go_on), tmp_path, *flags) as served:
