@@ -220,7 +220,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     verify: Annotated[
         float,
         says(
-            "share of requests with moved results that are asked twice more, to compare what follows",
+            "share of requests that the plan changes, or would, that are asked twice more, to compare what follows",
             ge=0,
             le=1,
         ),

@@ -183,6 +183,11 @@ class Turn(ABC):
         received."""
         return bool(self._done) or self._round.over
 
+    @property
+    def complete(self) -> bool:
+        """Whether upstream has said how the newest round's reply ends."""
+        return self.over or bool(self._round.finish)
+
     def end(self) -> bytes:
         """End the round's reply, whether or not upstream said it was complete; returns the bytes
         for the client.

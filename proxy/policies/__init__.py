@@ -338,8 +338,6 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
         ("offload.holdout", "", offload.holdout == 1, "leaves every conversation as it comes"),
         ("offload.verify", "", bool(offload.verify) and offload.input_price is None and unpriced,
          "asks nothing again: its cost is not known, for want of `input_price`"),
-        ("offload.verify", "", bool(offload.verify) and mode is Mode.OBSERVE,
-         "asks nothing again: nothing moves in the mode observe"),
         ("offload.verify_budget", "", bool(offload.verify) and not offload.verify_budget,
          "leaves nothing to `verify`"),
         ("tools.archive", "", part.tools.archive is ArchiveUse.SEARCH and not part.store_originals,

@@ -503,9 +503,9 @@ class _Request:
             self._ladder.learn(prepared, frozenset(), prepared.form.blamed | {named})
         return None
 
-    async def _send_untouched(self, prepared: Prepared) -> Refusal | None:
+    async def _send_untouched(self, prepared: Prepared, heard: int = 0) -> Refusal | None:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send`
-        does."""
+        does. A reply to an observed request of at most `heard` bytes is kept."""
         client = self._client
         form = prepared.form
         tenant = prepared.tenant
@@ -535,19 +535,22 @@ class _Request:
                 if refusal.whole:
                     return refusal
                 read = refusal.body
-            ends = self._ends(prepared, reply)
+            ends = self._ends(prepared, reply, heard)
             if 200 <= reply.status < 300:
                 await self._on_accepted()
             watch = ends.take if ends else ignore
             await pass_on(reply, client, self._ours(), self._dialect.error_event, watch, read)
             if reply.status == 200:
                 self._note_taken(prepared, usage.reported(ends.both) if ends else None)
+                if ends and heard:
+                    self.prepared = replace(self.prepared, reply=ends.all)
             return None
 
-    def _ends(self, prepared: Prepared, reply: UpstreamReply) -> ReplyEnds | None:
-        """Return what finds upstream's count of the prompt in a reply that passes, if we use it."""
+    def _ends(self, prepared: Prepared, reply: UpstreamReply, heard: int) -> ReplyEnds | None:
+        """Return what finds upstream's count of the prompt in a reply that passes, if we use it, and
+        keeps a reply of at most `heard` bytes."""
         if prepared.records_cost:
-            return ReplyEnds(reply)
+            return ReplyEnds(reply, heard)
         if prepared.planned is None or self._dialect.counts:
             return None
         # Servers that cut prompts do not compress, so nothing is decompressed for it.
@@ -565,7 +568,8 @@ class _Request:
         """Record what the plan would have done to what passes through."""
         threads = self._services.threads
         self.prepared = await observing.foresee(self.prepared, threads)
-        await self._send_untouched(self.prepared)
+        with observing.heard(self.prepared, self._services.hearing) as heard:
+            await self._send_untouched(self.prepared, heard)
         self.prepared = await observing.foresee(self.prepared, threads)
 
     def _ours(self) -> Sequence[Header]:

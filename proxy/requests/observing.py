@@ -8,6 +8,8 @@ Nothing of such a request is stored, asked for or learned, and none is refused f
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from msgspec.structs import replace
@@ -21,6 +23,9 @@ from proxy.policy import Offload
 from proxy.requests.prepared import Prepared, foreseen
 from proxy.telemetry.outcome import Holdout
 from proxy.threads import WorkPool
+
+HEARD = 16 << 20
+"""Most bytes of a reply that is kept to be compared: at least 40,000 tokens of a stream."""
 
 
 def holdout(dialect: Dialect, request: Request, offload: Offload) -> Holdout:
@@ -43,6 +48,22 @@ def holdout(dialect: Dialect, request: Request, offload: Offload) -> Holdout:
         return Holdout.NONE
     drawn = int.from_bytes(hashlib.sha256(b"holdout" + beginning(messages)).digest()[:8])
     return Holdout.KEPT if drawn < share * 2**64 else Holdout.PLANNED
+
+
+@contextmanager
+def heard(prepared: Prepared, hearing: set[str]) -> Iterator[int]:
+    """Yield how many bytes of the reply to keep: none, unless it is to be compared with the reply to
+    the plan. No more are kept than are compared: one of each tenant, as `hearing` says."""
+    planned = prepared.in_force
+    name = prepared.tenant.name
+    if planned is None or not planned.asked_again or name in hearing:
+        yield 0
+        return
+    hearing.add(name)
+    try:
+        yield HEARD
+    finally:
+        hearing.remove(name)
 
 
 def _uncounted(_: str) -> int:

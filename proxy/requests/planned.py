@@ -197,6 +197,16 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         boundaries = (*plan.boundaries, SummaryBoundary(end, frozenset(), len(events)))
         return replace(self, plan=replace(plan, events=events, boundaries=boundaries, waited=0))
 
+    @cached_property
+    def asked_again(self) -> bool:
+        """Whether this request is of the share of those with moved results that are asked again, to
+        compare what follows. The same request always is, or never. Upstream must take it whole."""
+        share = self.policy.offload.verify
+        if not share or self.plan.empty or self.request.continues:
+            return False
+        drawn = int.from_bytes(hashlib.sha256(b"verify" + self.chain[-1]).digest()[:8])
+        return drawn < share * 2**64 and self.room.holds(self.history.tokens)
+
     @property
     def chain(self) -> list[bytes]:
         """The digests of the history: entry *i* identifies the meaning of the first *i*

@@ -110,6 +110,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     """What the plan would have sent and cost, if it is only observed."""
     reported: Reported | None = None
     """What upstream said about the cost of the client's own bytes, if it was looked at."""
+    reply: bytes = b""
+    """Upstream's reply to the client's own bytes, decompressed, if it is to be compared with the
+    reply to the plan, which is only observed."""
 
     @property
     def spent(self) -> Usage:

@@ -217,10 +217,14 @@ async def pass_on(
 class ReplyEnds:
     """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status,
     and the end, where upstream says what the request cost; some streams say at their beginning what
-    the prompt cost. Both are decompressed, or empty if that is not possible."""
+    the prompt cost. Both are decompressed, or empty if that is not possible. `all` is the whole
+    reply, likewise, if it has no more than `most` bytes."""
 
-    def __init__(self, reply: UpstreamReply) -> None:
+    def __init__(self, reply: UpstreamReply, most: int = 0) -> None:
         self.first = self.last = b""
+        self._most = most
+        self._pieces: list[bytes] = []
+        self._size = 0
         self._decoder: codings.ContentDecoder | None = None
         with suppress(BadEncoding):
             encoding = b",".join(reply.headers.get_all(b"content-encoding"))
@@ -231,11 +235,22 @@ class ReplyEnds:
         """The beginning and the end, on lines of their own."""
         return self.first + b"\n" + self.last
 
+    @property
+    def all(self) -> bytes:
+        """The whole reply; empty if it is longer, or cannot be read."""
+        readable = self._decoder is not None and self._size <= self._most
+        return b"".join(self._pieces) if readable else b""
+
     def take(self, chunk: bytes) -> None:
         """Take the reply's next chunk."""
         size = 0
         try:
             for piece in self._decoder.feed(chunk) if self._decoder else ():
+                self._size += len(piece)
+                if self._size <= self._most:
+                    self._pieces.append(piece)
+                else:
+                    self._pieces = []
                 if len(self.first) < ENDING:
                     self.first += piece[: ENDING - len(self.first)]
                 self.last = (self.last + piece[-ENDING:])[-ENDING:]

@@ -92,6 +92,8 @@ class Services:
     known: Known
     sink: Sink
     last_requests: LastRequests = field(default_factory=LastRequests)
+    hearing: set[str] = field(default_factory=set)
+    """The tenants of which a reply is being kept, to be compared."""
 
 
 class Rounds:

@@ -31,7 +31,8 @@ class Kind(StrEnum):
     SUMMARY = "summary"
     """A summary made for a conversation, apart from its requests."""
     VERIFY = "verify"
-    """A request asked again, as it was sent and as it came, to compare what the model does next."""
+    """A request asked again, in the same bytes and as planned or as it came, to compare what the
+    model does next."""
 
 
 class Holdout(StrEnum):
@@ -166,13 +167,31 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     again_tools: int = 0
-    """For a request asked again as it was sent: 1 if the model called the same tools, or none
-    again."""
+    """For a request asked again in the same bytes: 1 if the model called the same tools, or none
+    again. See `proxy.apps.verify.pairs` for these and the next ones."""
     again_exact: int = 0
     """1 if it also called them with the same arguments."""
     whole_tools: int = 0
-    """The same for the request as it came."""
+    """The same with its whole history, where its client got the reply to the plan; where it was only
+    observed, the other way round."""
     whole_exact: int = 0
+    both_tools: int = 0
+    """1 if both of these were."""
+    both_exact: int = 0
+    measured: int = 0
+    """1 if the replies' tokens and the costs are known: those that follow."""
+    whole_reply: int = 0
+    """Tokens that the model wrote with the whole history; the mean, if it was asked twice."""
+    planned_reply: int = 0
+    """The same as planned, hidden rounds included."""
+    reply_ratio: int = 0
+    """The logarithm of planned to whole, in thousandths, and its square."""
+    reply_ratio_squared: int = 0
+    whole_cost: int = 0
+    """The input and the reply, in plain input tokens."""
+    planned_cost: int = 0
+    cost_ratio: int = 0
+    cost_ratio_squared: int = 0
     refused: tuple[Addition, ...] = ()
     """What upstream refused of our additions and took the request without."""
     store_errors: Mapping[str, int] = {}

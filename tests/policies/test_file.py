@@ -300,10 +300,6 @@ WINDOW = "upstream: {context_window: 16000}\n"
             "(16,000): one turn's reading can fill it",
         ),
         (
-            "offload: {mode: observe, verify: 0.1}",
-            "1: offload.verify: `verify` (0.1) asks nothing again: nothing moves in the mode observe",
-        ),
-        (
             "offload: {verify: 0.1, verify_budget: 0}",
             "1: offload.verify_budget: `verify_budget` (0) leaves nothing to `verify`",
         ),

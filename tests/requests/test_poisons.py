@@ -151,7 +151,7 @@ NEXT = (
         ("proxy.dialects.chat.ChatDialect.parse", Mode.COMPACT),
         ("proxy.requests.handler.plan", Mode.COMPACT),
         ("proxy.requests.handler.Rendered.of", Mode.COMPACT),
-        ("proxy.requests.handler.foreseen", Mode.OBSERVE),
+        ("proxy.requests.observing.foreseen", Mode.OBSERVE),
         ("proxy.requests.handler.Ladder.first", Mode.COMPACT),
         ("proxy.requests.handler.converse", Mode.COMPACT),
     ],

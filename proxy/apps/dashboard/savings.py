@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from proxy.apps.dashboard.queries import PERIODS, SENT, Reader
 from proxy.apps.dashboard.rows import DAY, Row
+from proxy.apps.verify import pairs
 from proxy.telemetry.outcome import Basis, Holdout, Kind
 
 Price = Callable[[str, str], float | None]
@@ -60,8 +61,7 @@ _BILLED = {
     "cost": f"iif(holdout = '{Holdout.KEPT}', cost_before, cost_after)",
 }
 _MISSED = {name: name for name in ("requests", "missed_tokens")}
-_SAME = {name: name for name in ("again_tools", "again_exact", "whole_tools", "whole_exact")}
-_VERIFIED = {"asked": "requests - faults", **_SAME}
+_VERIFIED = {"asked": "requests - faults", **{name: name for name in pairs.SUMMED}}
 
 
 def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
@@ -100,10 +100,18 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "sessions": fared,
         "best": priced(best, price),
         "worst": priced(worst, price),
-        "verified": {name: sum(one[name] for one in verified) for name in _VERIFIED},
+        "verified": proof({name: sum(one[name] for one in verified) for name in _VERIFIED}),
         "misses": sorted(misses, key=lambda row: -row["missed_tokens"]),
         "groups": compared(reader.groups(since), costs, summaries),
     }
+
+
+def proof(sums: Mapping[str, int]) -> Row:
+    """Return what requests that were asked again show: how many there are, the figures, and how
+    many more these need if there are none."""
+    asked = sums["asked"]
+    shown = [figure._asdict() for figure in pairs.figures(asked, sums)]
+    return {"asked": asked, "figures": shown, "missing": pairs.missing(asked)}
 
 
 def _shortest(reader: Reader, now: float) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from proxy.apps.dashboard.rows import Recorded, Rows
+from proxy.apps.verify import pairs
 from proxy.telemetry.outcome import Basis, Kind
 from tests import transcripts
 from tests.apps.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
@@ -284,14 +285,23 @@ async def test_pages_are_clean_with_any_number_of_requests(
 async def test_the_first_page_shows_how_often_the_model_does_the_same(
     page: Page, tmp_path: Path
 ) -> None:
-    """Only where requests are asked again."""
-    path, asked = (
-        tmp_path / "rows.db",
-        {"kind": Kind.VERIFY, "status": 200, "again_tools": 1, "again_exact": 1},
-    )
+    """Only where requests are asked again, and no figure of few."""
+    path = tmp_path / "rows.db"
+    longer = pairs.measured([pairs.Took(400, 9_000)], [pairs.Took(440, 4_500)])
     same = [
-        outcome(number, **asked, whole_tools=int(number > 0), whole_exact=int(number > 1))
-        for number in range(4)
+        outcome(
+            number,
+            kind=Kind.VERIFY,
+            status=200,
+            again_tools=1,
+            both_tools=int(number > 9),
+            whole_tools=int(number > 9),
+            again_exact=1,
+            both_exact=int(number > 19),
+            whole_exact=int(number > 19),
+            **longer,
+        )
+        for number in range(40)
     ]
     await asyncio.to_thread(fill, path, 34, time.time(), 3_000.0)
     with served(NOWHERE, dashboard=path) as proxy:
@@ -303,11 +313,17 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(
         )
         assert {"500 k", "1 M"} <= {*ticks} or {"200 k", "400 k"} <= {*ticks}, ticks
         with closing(Rows(path, 10**8)) as rows:
-            rows.write([Recorded(time.time(), one) for one in same])
+            rows.write([Recorded(time.time(), one) for one in same[:29]])
+            shown = (await page.show("#overview/hour")).replace("\n\n", "\n")
+            few = "29 of the 30 compared requests that a figure needs"
+            assert f"Same next action\nnot known yet\n{few}" in shown
+            rows.write([Recorded(time.time(), one) for one in same[29:]])
+        await page.show("#live")
         shown = (await page.show("#overview/hour")).replace("\n\n", "\n")
-        assert "Same next action\n75 %\nwith the whole history, of 4 requests asked again" in shown
-        assert "100 % where the same request is asked twice" in shown
-        assert "with the same arguments: 50 %, twice: 100 %" in shown
+        assert "Same tools called\n75 %\nthe same tools with and without the plan" in shown
+        assert "Same next action\n50 %" in shown and "100 % where the same request" in shown
+        assert "Length of replies\n10 % longer\nin the typical one of 40 requests" in shown
+        assert "Cost with its reply\n50 % less" in shown
         for width in (1280, 400):
             await page.size(width, 980)
             await page.show("#live")

@@ -46,7 +46,7 @@ function tiles({ models, sessions, misses, verified, before: earlier }, period) 
       ...(earlier.tokens_before && !observed ? [`${share(earlier.tokens_before, earlier.tokens_after)} of the tokens in the ${TITLES[period] ?? TITLES.month} before`] : [])),
     ...(priced.length ? [dearer(priced)] : sessions.length ? [readAgain(models, misses), largest(sessions)] : []),
     tile("Moved results read back", number(total(sessions, "reads")), `${counted(total(sessions, "reads"), "read")} for ${counted(total(sessions, "moved"), "moved result")}`, `${short(total(models, "retrieved_tokens"))} tokens`),
-    ...(verified.asked ? [same(verified)] : []));
+    ...proof(verified));
 }
 
 // The money for the input of rewritten requests, as they came and as they were sent, where the price is known.
@@ -82,10 +82,11 @@ function largest(sessions) {
   return tile("Largest prompt", `${short(after)} tokens`, `${short(before)} tokens without the proxy`);
 }
 
-// What the model does next with its whole history, beside the noise of asking the same thing twice.
-const same = ({ asked, whole_tools, whole_exact, again_tools, again_exact }) =>
-  tile("Same next action", percent(whole_tools, asked), `with the whole history, of ${counted(asked, "request")} asked again`,
-    `${percent(again_tools, asked)} where the same request is asked twice`, `with the same arguments: ${percent(whole_exact, asked)}, twice: ${percent(again_exact, asked)}`);
+// What requests that were asked again show, with intervals; how many more are needed where that is nothing yet.
+function proof({ asked, figures: shown, missing }) {
+  if (missing) return asked ? [tile("Same next action", "not known yet", missing)] : [];
+  return shown.map(({ title, value, lines }) => tile(title, value, ...lines));
+}
 
 const most = (heading, caption, rows) => element("section", { class: "card" }, element("h2", {}, heading), extremes(caption, rows));
 
