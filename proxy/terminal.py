@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import floor, log10
 
 
 def harmless(text: str) -> str:
@@ -13,6 +14,31 @@ def harmless(text: str) -> str:
 def several(count: int, noun: str, plural: str = "") -> str:
     """`1 record`, `2,000 records`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def in_short(count: float) -> str:
+    """`1.8 M`, `640 k`, `812`."""
+    if count >= 999_500:
+        return f"{count / 1e6:.1f} M"
+    return f"{count / 1e3:.0f} k" if count >= 1_000 else f"{count:.0f}"
+
+
+def in_money(amount: float) -> str:
+    """`$101.47`, and of less than a dollar two digits that say something: `$0.0034`."""
+    digits = 2 if amount >= 1 or not amount else min(max(2, 1 - floor(log10(amount))), 6)
+    return f"${amount:,.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """`76 %`, `3.2 %`."""
+    return f"{100 * share:.{1 if 0 < share < 0.0995 else 0}f} %"
+
+
+def change(before: float, after: float) -> str:
+    """`76 % less`, `12 % more`, or `the same`."""
+    if not before or round(1000 * abs(before - after) / before) == 0:
+        return "the same"
+    return f"{percent(abs(before - after) / before)} {'less' if after < before else 'more'}"
 
 
 def in_units(size: float) -> str:

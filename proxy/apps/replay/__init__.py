@@ -8,8 +8,9 @@ import os
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from proxy.apps.replay.recordings import (
     below,
     named,
 )
-from proxy.apps.replay.report import page
+from proxy.apps.replay.report import outline, page
 from proxy.apps.replay.tally import Tally
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
@@ -36,7 +37,7 @@ from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
 from proxy.settings import Settings
 from proxy.stores import describe, is_part
-from proxy.terminal import harmless, several, table
+from proxy.terminal import harmless, percent, several, table
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
@@ -51,9 +52,10 @@ LONGEST_NAME = 30
 """Most characters of a line of the notes, and of a policy's name in the table."""
 
 _NOTES = (
-    "A session is all requests that begin with the same messages. Costs are of the input, in plain input tokens under "
-    "each policy's prices, as if everything from the request before were cached, or as billed where a recording has "
-    "upstream's usage. Reading back and different replies are not included."
+    "A session is all requests that begin with the same messages. It counts as dearer from one per cent on.",
+    "Costs are of the input, in plain input tokens under each policy's prices, as if everything from the request "
+    "before were cached, or as billed where a recording has upstream's usage.",
+    "Reading back and different replies are not included.",
 )
 
 
@@ -107,41 +109,48 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
-    shown = [
-        harmless(line) for line in headline(tallies, recordings.aside, recommend=chosen.profile)
-    ]
-    names = [harmless(source) for source in sources]
+    best = recommended(tallies) if chosen.profile else None
     rows = list(rows_of(count, tallies))
+    notes = [harmless(note) for note in (*_NOTES, *notes_of(recordings, tallies[0]))]
     if report:
+        text = page(count, sources, tallies, best, rows, notes, _named(recordings))
         try:
-            report.write_text(
-                page(names, shown, rows, tallies, [_NOTES, *left_out]), encoding="utf-8"
-            )
+            report.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
     if chosen.json:
+        names = [harmless(source) for source in sources]
         found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
         figures = msgspec.json.encode(
             {"files": names, "requests": count, "left_out": left_out, "policies": found}
         )
         sys.stdout.write(msgspec.json.format(figures).decode() + "\n")
-    else:
-        sessions = max(len(tally.sessions) for tally in tallies)
-        partly = (
-            f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
-        )
-        shown += [
-            "",
-            f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}",
-            "",
-        ]
-        sys.stdout.write("".join(f"{line}\n" for line in shown))
-        sys.stdout.write(table(rows, right=True) + "\n")
-        sys.stdout.write(
-            "".join(f"left out: {line}\n" for line in left_out) + "\n" * bool(left_out)
-        )
-        sys.stdout.write(f"{textwrap.fill(_NOTES, NOTES)}\n")
+        return 0
+    sessions = max(len(tally.sessions) for tally in tallies)
+    partly = f", {len(recordings.left_out):,} of them left out or read in part" if left_out else ""
+    shown = [
+        *(harmless(line) for line in headline(tallies)),
+        *([recommendation(best)] if chosen.profile else []),
+        "",
+        f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}",
+        "",
+        table(rows, right=True),
+        *(f"left out: {line}" for line in left_out),
+        *([""] if left_out else []),
+        textwrap.fill(" ".join(notes), NOTES),
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in shown))
     return 0
+
+
+def _named(recordings: Recordings) -> list[str]:
+    """Return what is left out, without the folders of files."""
+    left = recordings.left_out.items()
+    return list(
+        sentences(
+            replace(one, place=one.place.replace(str(path), path.name, 1)) for path, one in left
+        )
+    )
 
 
 def _at_home(environment: Mapping[str, str]) -> list[Path]:
@@ -244,71 +253,48 @@ def sentences(left_out: Iterable[LeftOut]) -> Iterator[str]:
         yield f"more files, for {several(len(reasons) - REASONS, 'other reason')}"
 
 
-def headline(
-    tallies: Sequence[Tally], left_aside: Collection[str], *, recommend: bool
-) -> Iterator[str]:
-    """Yield what matters first: tokens, money, sessions that cost more, and which profile the
-    figures speak for."""
+def headline(tallies: Sequence[Tally]) -> Iterator[str]:
+    """Yield what matters first: of each policy money or tokens, and sessions that are dearer."""
     for tally in tallies:
         name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
-        if not tally.planned:
-            yield f"{name}no request is planned; the table says why"
-            continue
-        if tally.priced:
-            of = (
-                ""
-                if tally.priced == tally.planned
-                else f" for {tally.priced:,} of {tally.planned:,} requests"
-            )
-            less = _less(tally.money_before, tally.money_after)
-            cost = f"{less} cost (${tally.money_before:,.2f} of input{of})"
-        else:
-            cost = f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
-        tokens = f"{_less(tally.tokens_before, tally.tokens_after, 'fewer')} tokens"
-        dearer = f"{tally.losses:,} of {several(len(tally.sessions), 'session')} cost more"
-        if tally.losses:
-            they = "what it loses" if tally.losses == 1 else "what they lose"
-            dearer += f"; {they} is {tally.lost / tally.cost_before:.1%} of all cost"
-        yield f"{name}{tokens}, {cost}, {dearer}"
-        if not tally.changed:
+        yield name + outline(tally)
+        if tally.planned and not tally.changed:
             added = tally.tokens_after > tally.tokens_before
             more = ", and the proxy's tools add tokens" if added else ""
-            yield f"{name}nothing moves{more}. In the largest request, {tally.quiet[1].removeprefix('waiting: ')}"
-    if recommend:
-        yield _recommended(tallies)
-    expanded = tallies[0].expanded
-    sources = tallies[0].sources
-    if sources.keys() - {BODY, HAR, ADDRESSED}:
-        yield "read as: " + ", ".join(
-            f"{name} ({several(number, 'request')})" for name, number in sources.items()
-        )
-    if aside := sorted(left_aside):
+            waits = tally.quiet[1].removeprefix("waiting: ")
+            yield f"{name}nothing moves{more}. In the largest request, {waits}"
+
+
+def notes_of(recordings: Recordings, tally: Tally) -> Iterator[str]:
+    """Yield how recordings were read."""
+    if tally.sources.keys() - {BODY, HAR, ADDRESSED}:
+        kinds = (f"{name} ({several(number, 'request')})" for name, number in tally.sources.items())
+        yield f"Read as: {', '.join(kinds)}."
+    if aside := sorted(recordings.aside):
         more = f" and {len(aside) - ASIDE} more" if aside[ASIDE:] else ""
-        yield f"left aside what no API has: {', '.join(aside[:ASIDE])}{more}; if your client sends it, nothing moves"
-    if expanded:
-        turns = (
-            "is a turn of a whole conversation"
-            if expanded == 1
-            else "are turns of whole conversations"
+        yield (
+            f"Only a log has these members: {', '.join(aside[:ASIDE])}{more}. A client that sends one needs it in the "
+            "policy's `upstream.members`."
         )
-        yield f"{several(expanded, 'request')} {turns}: one for each reply in {'it' if expanded == 1 else 'them'}"
+    if tally.expanded:
+        yield (
+            f"Whole conversations count as one request for each reply in them ({several(tally.expanded, 'request')})."
+        )
 
 
-def _recommended(tallies: Sequence[Tally]) -> str:
+def recommended(tallies: Sequence[Tally]) -> Tally | None:
+    """Return the cheapest one whose dearer sessions lose at most a tenth of what the others save."""
     fit = [one for one in tallies if one.won > 0 and 10 * one.lost <= one.won]
-    if not fit:
+    return min(fit, key=lambda one: one.cost_after / one.cost_before, default=None)
+
+
+def recommendation(best: Tally | None) -> str:
+    if best is None:
         return "recommended: none, because no profile saves enough on these recordings"
-    best = min(fit, key=lambda one: one.cost_after / one.cost_before)
     return (
         f"recommended: {best.name}, the cheapest profile whose dearer sessions lose at most a tenth of what the others "
         "save"
     )
-
-
-def _less(before: float, after: float, less: str = "less") -> str:
-    if not before or round(100 * abs(before - after) / before) == 0:
-        return "the same"
-    return f"{abs(before - after) / before:.0%} {less if after < before else 'more'}"
 
 
 def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
@@ -319,7 +305,7 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
         return [title, *map(cell, tallies)]
 
     def share(part: int, whole: int) -> str:
-        return f"{part / whole:.2f}" if whole else "-"
+        return percent(part / whole) if whole else "-"
 
     yield row("", lambda one: _tail(one.name))
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
@@ -336,8 +322,9 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     yield row("cost as planned", lambda one: f"{one.cost_after:,}")
     yield row("  as a share", lambda one: share(one.cost_after, one.cost_before))
     yield row("  rests on billing", lambda one: f"{one.billed:,} of {one.planned:,}")
-    yield row("sessions that cost more", lambda one: f"{one.losses:,} of {len(one.sessions):,}")
-    yield row("  the worst one", lambda one: "-" if one.worst is None else f"{one.worst:.2f}")
+    yield row("sessions that are dearer", lambda one: f"{one.losses:,} of {len(one.sessions):,}")
+    yield row("  the worst one", lambda one: "-" if one.worst is None else percent(one.worst))
+    yield row("  what they lose", lambda one: share(one.lost, one.cost_before))
     for reason in sorted({reason for tally in tallies for reason in tally.unplanned}):
         yield [f"not planned: {reason}", *(f"{tally.unplanned[reason]:,}" for tally in tallies)]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from math import inf
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -306,6 +308,38 @@ def _messages(message: Json) -> Iterator[Json]:
         answer = one.get("response", one.get("result", ""))
         content = answer if isinstance(answer, str) else json.dumps(answer)
         yield {"role": "tool", "tool_call_id": one.get("id") or "", "content": content}
+
+
+# -- when it was asked -----------------------------------------------------------------------------
+
+_TIMES = (
+    "timestamp", "time", "startTime", "start_time", "startedDateTime", "message.time.created", "info.time.created",
+    "created_at", "created", "request_created_at",
+)  # fmt: skip
+"""Where records have the time of their request: as text (ISO 8601), or in seconds or parts of them."""
+_LARGEST = 1e11
+"""A number above this is in milliseconds or less, until the year 5138."""
+
+
+def when(record: Json) -> float:
+    """Return when a record was written, in seconds since the epoch; 0 if it does not say."""
+    for path in _TIMES:
+        if seconds := _seconds(inside(record, *path.split("."))):
+            return seconds
+    return 0.0
+
+
+def _seconds(said: Any) -> float:
+    try:
+        if isinstance(said, str) and not said.isdecimal():
+            found = datetime.fromisoformat(said)
+            said = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        number = float(said)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    while _LARGEST < number < inf:
+        number /= 1_000
+    return number if 0 < number < _LARGEST else 0.0
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.apps.replay.formats import ADDRESSED, FORMATS, LIST, LISTS, SESSIONS, addressed
+from proxy.apps.replay.formats import ADDRESSED, FORMATS, LIST, LISTS, SESSIONS, addressed, when
 from proxy.apps.replay.sessions import BARE, Exported, Json, RecordedSession, is_message, is_reply
 from proxy.dialects import DIALECTS, Dialect, for_body
 from proxy.dialects.usage import Reported
@@ -62,6 +62,10 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """What its record is, as the notes name it."""
     expanded: bool = False
     """It is one turn of a conversation that was recorded as a whole."""
+    file: str = ""
+    """The base name of its file; empty in a store."""
+    time: float = 0.0
+    """When it was asked, in seconds since the epoch; 0 if its record does not say."""
 
 
 @dataclass
@@ -149,7 +153,7 @@ class Recordings:
                 )
                 for one in self._of_records(path, records):
                     found = True
-                    yield one
+                    yield replace(one, file=path.name)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self._leave(
                 path, path, f"is not whole, or no gzip; the rest of it cannot be unpacked: {error}"
@@ -205,6 +209,7 @@ class Recordings:
             lambda: RecordedSession(replied=self._replies)
         )
         seen: set[bytes] = set()
+        time = 0.0
         for one in records:
             try:
                 record = _value_of(one.text)
@@ -212,10 +217,12 @@ class Recordings:
                 self._leave(path, one.place, "not a JSON object")
                 continue
             source = BODY
+            time = when(record)
             try:
                 source, exports = _read(record, one.text, sessions)
                 for export in exports:
-                    yield from self._found(export, source, seen)
+                    for found in self._found(export, source, seen):
+                        yield replace(found, time=time)
             except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 self._leave(
                     path,
@@ -224,7 +231,8 @@ class Recordings:
                 )
         for source, session in sessions.items():
             for export in session.answered():
-                yield from self._found(export, source, seen)
+                for found in self._found(export, source, seen):
+                    yield replace(found, time=time)
 
     def _found(self, export: Exported, source: str, seen: set[bytes]) -> Iterator[RecordedRequest]:
         """Yield the request of a record, or its turns if it holds a whole conversation. Raises

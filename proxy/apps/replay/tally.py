@@ -32,41 +32,23 @@ class SessionKey(NamedTuple):
     """Who asked, if that is known."""
 
 
-@dataclass
-class Course:
-    """One session under one policy."""
+class Charge(NamedTuple):
+    """What one request costs, as it came and as planned, in plain input tokens, and its time."""
 
-    requests: int = 0
-    before: int = 0
-    """The sum of its requests' costs as they came."""
-    after: int = 0
-    events: int = 0
-    unseen: int = 0
-    """Tokens of instructions and tools that its file does not hold, by what upstream counted of its
-    first request."""
-    told: list[tuple[int, str]] = field(default_factory=list)
-    """What the plan does at requests, counted from 0, and why."""
-
-    @property
-    def dearer(self) -> bool:
-        return self.after > self.before * DEARER
+    time: float
+    """In seconds since the epoch; 0: not known."""
+    before: int
+    after: int
+    price: float | None
+    """USD for a million of these tokens."""
 
 
-@dataclass
-class Tally:
-    """What one policy would have done. Sums are over the requests that it plans."""
+@dataclass(kw_only=True)
+class Sums:
+    """Sums over planned requests. Costs are of the input, in plain input tokens."""
 
-    name: str
-    policy: Policy
-    detailed: bool = False
-    """Whether to keep what only the report shows: `total`, and what is told of sessions."""
     planned: int = 0
-    billed: int = 0
-    """Planned requests whose cost rests on upstream's numbers."""
-    changed: int = 0
-    """Planned requests that would have differed from what was sent."""
     events: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
     tokens_before: int = 0
     tokens_after: int = 0
     cost_before: int = 0
@@ -76,6 +58,58 @@ class Tally:
     money_before: float = 0.0
     """USD."""
     money_after: float = 0.0
+    largest_before: int = 0
+    """The tokens of the largest prompt."""
+    largest_after: int = 0
+
+    def count(self, before: int, after: int, spent: Charge, *, event: bool) -> None:
+        """Count a request that has so many tokens as it came and as planned."""
+        self.planned += 1
+        self.events += event
+        self.tokens_before += before
+        self.tokens_after += after
+        self.largest_before = max(self.largest_before, before)
+        self.largest_after = max(self.largest_after, after)
+        self.cost_before += spent.before
+        self.cost_after += spent.after
+        if spent.price is not None:
+            self.priced += 1
+            self.money_before += spent.before * spent.price / 1e6
+            self.money_after += spent.after * spent.price / 1e6
+
+
+@dataclass(kw_only=True)
+class Course(Sums):
+    """One session under one policy."""
+
+    file: str = ""
+    """The base name of the file that has its first request."""
+    began: float = 0.0
+    """The time of that, in seconds since the epoch; 0: not known."""
+    unseen: int = 0
+    """Tokens of instructions and tools that its file does not hold, by what upstream counted of its
+    first request."""
+    told: list[tuple[int, str]] = field(default_factory=list)
+    """What the plan does at requests, counted from 0, and why."""
+
+    @property
+    def dearer(self) -> bool:
+        return self.cost_after > self.cost_before * DEARER
+
+
+@dataclass
+class Tally(Sums):
+    """What one policy would have done. Sums are over the requests that it plans."""
+
+    name: str
+    policy: Policy
+    detailed: bool = False
+    """Whether to keep what only the report shows: `spent`, and what is told of sessions."""
+    billed: int = 0
+    """Planned requests whose cost rests on upstream's numbers."""
+    changed: int = 0
+    """Planned requests that would have differed from what was sent."""
+    causes: Counter[str] = field(default_factory=Counter)
     sources: Counter[str] = field(default_factory=Counter)
     """What the records of all requests are."""
     expanded: int = 0
@@ -84,8 +118,8 @@ class Tally:
     quiet: tuple[int, str] = (0, "")
     """The tokens of the largest request that stays as it came, and what its plan waits for."""
     sessions: dict[SessionKey, Course] = field(default_factory=dict)
-    total: list[tuple[int, int]] = field(default_factory=list)
-    """The sums of costs after each planned request, as they came and as planned."""
+    spent: list[Charge] = field(default_factory=list)
+    """What each planned request costs."""
 
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         self.sources[recorded.source] += 1
@@ -99,44 +133,33 @@ class Tally:
         key = SessionKey(
             planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller
         )
-        course = self.sessions.setdefault(key, Course())
-        if not course.requests and recorded.said is not None and recorded.source in SESSIONS:
+        course = self.sessions.setdefault(key, Course(file=recorded.file, began=recorded.time))
+        if not course.planned and recorded.said is not None and recorded.source in SESSIONS:
             course.unseen = max(recorded.said.prompt - planned.tokens_before, 0)
         seen = foreseen(planned, recorded.said, course.unseen)
         event = event_at(planned.plan)
-        self.planned += 1
         self.billed += recorded.said is not None and recorded.said.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
         if planned.plan.empty and planned.history.tokens > self.quiet[0]:
             self.quiet = planned.history.tokens, waiting(planned.plan, planned.policy.offload)
-        self.tokens_before += course.unseen + planned.tokens_before
-        self.tokens_after += (
-            course.unseen + planned.head + seen.tokens + (OUR_TOOLS_TOKENS if seen.ours else 0)
-        )
-        self.cost_before += seen.before
-        self.cost_after += seen.after
+        before = course.unseen + planned.tokens_before
+        ours = OUR_TOOLS_TOKENS if seen.ours else 0
+        after = course.unseen + planned.head + seen.tokens + ours
         price = (
             planned.policy.offload.input_price or price_of("", planned.request.model).input_price
         )
-        if price is not None:
-            self.priced += 1
-            self.money_before += seen.before * price / 1e6
-            self.money_after += seen.after * price / 1e6
-        if self.detailed:
-            self.total.append((self.cost_before, self.cost_after))
-
+        spent = Charge(recorded.time, seen.before, seen.after, price)
         if event is not None:
-            self.events += 1
             self.causes[event.cause.name.lower()] += 1
-            course.events += 1
-            if self.detailed and len(course.told) < WORDS:
+        if self.detailed:
+            self.spent.append(spent)
+            if event is not None and len(course.told) < WORDS:
                 words = told(
                     planned.history.items, planned.plan, planned.policy.offload, planned.room.window
                 )
-                course.told.append((course.requests, words))
-        course.requests += 1
-        course.before += seen.before
-        course.after += seen.after
+                course.told.append((course.planned, words))
+        for sums in (self, course):
+            sums.count(before, after, spent, event=event is not None)
 
     async def _plan(
         self, recorded: RecordedRequest, reader: MessageCache
@@ -161,7 +184,7 @@ class Tally:
     @property
     def lost(self) -> int:
         """What the sessions that cost more lose."""
-        return sum(one.after - one.before for one in self.sessions.values() if one.dearer)
+        return sum(one.cost_after - one.cost_before for one in self.sessions.values() if one.dearer)
 
     @property
     def won(self) -> int:
@@ -172,7 +195,7 @@ class Tally:
     def worst(self) -> float | None:
         """The cost of the session that fares worst, as a share of its cost as it came."""
         return max(
-            (course.after / course.before for course in self.sessions.values() if course.before),
+            (one.cost_after / one.cost_before for one in self.sessions.values() if one.cost_before),
             default=None,
         )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.policies import Policies
 from proxy.telemetry.outcome import Kind, Outcome
+from proxy.terminal import in_short
 
 _SENT = (Kind.OFFLOADED, Kind.UNTOUCHED, Kind.OBSERVED)
 
@@ -80,7 +81,7 @@ class Totals(msgspec.Struct):
         asked = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
         moved = max(self.moved, self.most_moved)
         if not moved and not self.most_summarised:
-            return f"{rounded(self.tokens_before)} tokens came in {asked}, and nothing moved: {self.waits}"
+            return f"{in_short(self.tokens_before)} tokens came in {asked}, and nothing moved: {self.waits}"
         less = 1 - self.tokens_after / self.tokens_before if self.tokens_before else 0.0
         money = ""
         if self.money_before >= 0.005:
@@ -94,7 +95,7 @@ class Totals(msgspec.Struct):
         )
         shown = "; `offload-proxy recall` shows them" if recall else ""
         return (
-            f"{rounded(self.tokens_before)} tokens came, {rounded(self.tokens_after)} were sent "
+            f"{in_short(self.tokens_before)} tokens came, {in_short(self.tokens_after)} were sent "
             f"({less * 100:.0f} % less{money}); {results} moved{summarised}, {self.read_back:,} read back{shown}"
         )
 
@@ -117,10 +118,3 @@ class Adding(logging.Handler):
         if policy is None:
             return None
         return policy.for_api(outcome.dialect).for_model(outcome.model).offload.input_price
-
-
-def rounded(tokens: int) -> str:
-    """`1.8 M`, `640 k`, `812`."""
-    if tokens >= 999_500:
-        return f"{tokens / 1e6:.1f} M"
-    return f"{tokens / 1e3:.0f} k" if tokens >= 1_000 else str(tokens)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.apps.replay import recordings
+from proxy.apps.replay.formats import when
 from proxy.apps.replay.recordings import RecordedRequest
 from proxy.apps.replay.sessions import usage_of
 from proxy.cli import MISTAKE, OK, main
@@ -304,18 +305,13 @@ def test_a_whole_conversation_is_one_request_for_each_reply(
         (4, True),
     ]
     assert main(["replay", str(path)]) == OK
-    assert (
-        "2 requests are turns of whole conversations: one for each reply in them"
-        in capsys.readouterr()[0]
-    )
+    said = " ".join(capsys.readouterr()[0].split())
+    assert "Whole conversations count as one request for each reply in them (2 requests)." in said
     assert (
         main(["replay", str(written(tmp_path / "a.jsonl", {"messages": [*HISTORY[:2], REPLY]}))])
         == OK
     )
-    assert (
-        "1 request is a turn of a whole conversation: one for each reply in it\n"
-        in capsys.readouterr()[0]
-    )
+    assert "(1 request)." in capsys.readouterr()[0]
 
 
 def test_turns_that_many_lines_share_count_once(tmp_path: Path) -> None:
@@ -559,7 +555,7 @@ def test_without_files_the_sessions_of_the_home_directory_are_read(
     (archive / "rollout-0.jsonl").symlink_to("nowhere")
     assert main(["replay", "--profile", "--html", str(tmp_path / "r.html")]) == OK
     out, err = capsys.readouterr()
-    assert "Recordings: the home directory</p>" in (tmp_path / "r.html").read_text()
+    assert "; recorded in the home directory; policy: " in (tmp_path / "r.html").read_text()
     assert f"left out: {archive}/rollout-0.jsonl: cannot be read: No such file" in out
     assert f"Claude Code: 1 file in {claude}" in err and "nothing leaves this machine" in err
     assert "18 requests, 2 sessions, 3 files" in out and "recommended: " in out
@@ -700,3 +696,24 @@ def test_a_request_with_one_unknown_entry_is_read(tmp_path: Path) -> None:
     odd = {"role": "wizard", "content": "?"}
     file.write_text(json.dumps({"model": "m", "messages": [*HISTORY, odd]}))
     assert len(read(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "seconds"),
+    [
+        ({"timestamp": "2026-11-24T11:14:22.5Z"}, 1_795_518_862.5),
+        ({"startTime": "2026-11-24 11:14:22"}, 1_795_518_862),
+        ({"startTime": 1_795_518_862.5}, 1_795_518_862.5),
+        ({"message": {"time": {"created": 1_795_518_862_500}}}, 1_795_518_862.5),
+        ({"start_time": "1795518862500000000"}, 1_795_518_862.5),
+        ({"timestamp": "noon", "created": 1_795_518_862}, 1_795_518_862),
+        ({"created": -5}, 0),
+        ({"created": float("inf")}, 0),
+        ({"created": float("nan")}, 0),
+        ({"created": {}}, 0),
+        ({"timestamp": "0001-01-01T00:00:00+14:00"}, 0),
+        ({}, 0),
+    ],
+)
+def test_records_say_when_they_were_written(record: Json, seconds: float) -> None:
+    assert when(record) == seconds

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from proxy.apps.replay import headline, recordings
+from proxy.apps.replay import recommendation, recommended, recordings
 from proxy.apps.replay.recordings import Recordings
 from proxy.apps.replay.tally import Course, SessionKey, Tally
 from proxy.cli import INTERRUPTED, MISTAKE, OK, main
 from proxy.policies import defaults
+from proxy.terminal import percent
 from tests.clock import PATIENCE, wait_until
 from tests.dialects.messages import converting as messages
 from tests.dialects.responses import converting as responses
@@ -124,7 +125,8 @@ def test_policies_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert rows["requests planned"] == ["16", "of", "16", "0", "of", "16"]
     assert int(rows["events"][0]) >= 2 and rows["events"][1] == "0"
     assert rows["not planned: off"] == ["0", "16"]
-    assert 0 < float(rows["  as a share"][0]) < 1 and rows["  as a share"][1] == "-"
+    share, unit, none = rows["  as a share"]
+    assert 0 < float(share) < 100 and (unit, none) == ("%", "-")
 
 
 def test_the_recommended_profile_costs_least_where_little_is_lost(
@@ -134,7 +136,7 @@ def test_the_recommended_profile_costs_least_where_little_is_lost(
     lose."""
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     short = [
-        [body | {"tools": [tool]} for body in session(f"short {number}", 2)] for number in range(40)
+        [body | {"tools": [tool]} for body in session(f"short {number}", 1)] for number in range(40)
     ]
     long = [body | {"tools": [tool]} for body in session("long", 40)]
     none, frugal = (
@@ -154,7 +156,7 @@ def test_the_recommended_profile_costs_least_where_little_is_lost(
         )
         out = capsys.readouterr().out
         assert f"recommended: {best}" in out
-        assert f"40 of {len(topics)} sessions cost more; what they lose is " in out
+        assert f"40 of {len(topics)} sessions dearer, the worst at " in out
 
 
 @pytest.mark.parametrize(
@@ -176,19 +178,21 @@ def test_a_profile_is_recommended_if_it_saves_and_little_is_lost(
     for name, costs in sessions.items():
         tally = Tally(name, defaults())
         tally.sessions = {
-            SessionKey("chat", "m", bytes([number]), ""): Course(1, before, after)
+            SessionKey("chat", "m", bytes([number]), ""): Course(
+                cost_before=before, cost_after=after
+            )
             for number, (before, after) in enumerate(costs)
         }
         tally.cost_before, tally.cost_after = (sum(side) for side in zip(*costs, strict=True))
         tallies.append(tally)
-    assert list(headline(tallies, (), recommend=True))[-1].startswith(f"recommended: {best}")
+    assert recommendation(recommended(tallies)).startswith(f"recommended: {best}")
 
 
 def test_a_session_is_dearer_from_one_per_cent_on() -> None:
     tally = Tally("", defaults())
     for number, after in enumerate((1_005, 1_010, 1_011, 1_500)):
         key = SessionKey("chat", "m", bytes([number]), "")
-        tally.sessions[key] = Course(1, 1_000, after)
+        tally.sessions[key] = Course(cost_before=1_000, cost_after=after)
     assert tally.losses == tally.figures()["sessions_costing_more"] == 2
     assert tally.lost == 511
 
@@ -201,10 +205,10 @@ def test_what_dearer_sessions_lose_is_a_share_of_all_cost(
     [found] = asked(capsys, recorded)["policies"]
     share = (found["cost_after"] - found["cost_before"]) / found["cost_before"]
     assert main(["replay", recorded]) == OK
-    assert (
-        f"1 of 1 session cost more; what it loses is {share:.1%} of all cost"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"1 of 1 session dearer, the worst at {percent(1 + share)}" in said
+    [lost] = [line for line in said.splitlines() if line.startswith("  what they lose ")]
+    assert lost.endswith(f" {percent(share)}")
 
 
 def test_where_nothing_moves_it_says_what_the_plan_waits_for(
@@ -329,7 +333,8 @@ def test_members_that_only_a_log_has_are_left_aside(
     path = lines(folder / "a.jsonl", logged)
     assert asked(capsys, path)["policies"] == plain
     assert main(["replay", path]) == OK
-    assert "left aside what no API has: at, id" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Only a log has these members: at, id. A client that sends one needs it in the" in said
 
 
 def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(

@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from proxy.apps.run.totals import Adding, Totals, rounded
+from proxy.apps.run.totals import Adding, Totals
 from proxy.policies import load
 from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
@@ -107,14 +107,6 @@ def test_it_says_why_nothing_moved_in_the_words_of_the_largest_request() -> None
 )
 def test_a_run_without_a_reply_says_what_was_wrong(outcomes: list[Outcome], said: str) -> None:
     assert told(*outcomes) == said
-
-
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [(0, "0"), (999, "999"), (1_000, "1 k"), (999_499, "999 k"), (999_500, "1.0 M")],
-)
-def test_rounded(tokens: int, said: str) -> None:
-    assert rounded(tokens) == said
 
 
 @pytest.mark.parametrize(
