@@ -1,7 +1,7 @@
 """The cost of a sequence of prompts under the prompt caches that providers document, in plain input
 tokens.
 
-    cache = MODELS[BREAKPOINTS].cold()
+    cache = MODELS[WRITTEN].cold()
     sum(cache.charge(prompt) for prompt in prompts)
 
 Nothing is ever evicted: agents ask again within five minutes, for which all these caches keep an
@@ -142,43 +142,30 @@ class _BreakpointCache:
         return 0
 
 
-BREAKPOINTS = "breakpoints"
-FREE_READS = "16 x 0"
-NO_CACHE = "none"
-GPT_5_6 = "gpt-5.6"
+READS = "reads 0.1"
+WRITTEN = "written breakpoints"
+MARKED = "with our marks"
+GPT_5_6 = "GPT-5.6"
 ANYWHERE = 1 << 30
 """A cache that looks for an entry at every block."""
-THIRD_MARK = "third mark"
-"""As `BREAKPOINTS`, with a third breakpoint and a fourth, both the proxy's own, where the client
-marks its caches."""
 MODELS: dict[str, Model] = {
     # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201):
     # exact prefixes, of prompts from 1,024 tokens on, in steps of 128. A hit costs a half with
     # GPT-4o and the o series, a quarter with GPT-4.1, a tenth from GPT-5 on
     # (https://developers.openai.com/api/docs/pricing); writing costs nothing extra.
-    "128 x 0.5": Prefix(128, 1024, 0.5),
-    "128 x 0.25": Prefix(128, 1024, 0.25),
-    "128 x 0.1": Prefix(128, 1024, 0.1),
+    "reads 0.5": Prefix(128, 1024, 0.5),
+    "reads 0.25": Prefix(128, 1024, 0.25),
+    READS: Prefix(128, 1024, 0.1),
     # Anthropic (https://platform.claude.com/docs/en/build-with-claude/prompt-caching): entries at
     # breakpoints only, 20 blocks looked at from each; written for five minutes at 1.25, read at
-    # 0.1; from 1,024 tokens on (Sonnet 4.5).
-    BREAKPOINTS: Breakpoints(0.1, 1.25, 20, 1024),
+    # 0.1; from 1,024 tokens on (Sonnet 4.5). Marked: with a third breakpoint and a fourth, both
+    # the proxy's own, where the client marks its caches.
+    WRITTEN: Breakpoints(0.1, 1.25, 20, 1024),
+    MARKED: Breakpoints(0.1, 1.25, 20, 1024, marks=True),
     # OpenAI from GPT-5.6 on (https://developers.openai.com/api/docs/guides/prompt-caching): one
     # implicit breakpoint at the newest message, matched without a limit of blocks; written at 1.25,
     # read at 0.1; from 1,024 tokens on.
     GPT_5_6: Breakpoints(0.1, 1.25, ANYWHERE, 1024),
-    # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014
-    # where a miss is $0.14.
-    "64 x 0.1": Prefix(64, 64, 0.1),
-    # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by
-    # default. There is no price list: a tenth, as for the others; and zero, for operators who only
-    # count prefilling.
-    "16 x 0.1": Prefix(16, 16, 0.1),
-    FREE_READS: Prefix(16, 16, 0.0),
-    NO_CACHE: Prefix(1, 1, 1.0),
+    "no cache": Prefix(1, 1, 1.0),
 }
-"""By name: tokens of a unit x price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the
-scale."""
-PRICED: dict[str, Model] = {**MODELS, THIRD_MARK: Breakpoints(0.1, 1.25, 20, 1024, marks=True)}
-"""Every kind of cache that is priced; the tables of all strategies show `MODELS`, as only the proxy
-sets marks."""
+"""By name. Reading costs this part of plain input."""

@@ -79,20 +79,6 @@ def _vocabulary(folder: Path) -> str:
     return str(folder)
 
 
-def _context_guardian(program: Path, site: Site) -> Launch:
-    """With the context window of the requests' model, and without the check for a newer version."""
-    return Launch(
-        [str(program)],
-        {
-            "GUARDIAN_HOST": "127.0.0.1",
-            "GUARDIAN_PORT": str(site.port),
-            "GUARDIAN_UPSTREAM_URL": f"{site.url}/v1",
-            "GUARDIAN_NUM_CTX": "1047576",
-            "GUARDIAN_VERSION_CHECK": "0",
-        },
-    )
-
-
 def _awecompress(program: Path, site: Site) -> Launch:
     """At its defaults. Above 60,000 tokens it has the upstream summarise old turns, once."""
     where = ["--host", "127.0.0.1", "--port", str(site.port), "--upstream", site.url]
@@ -144,11 +130,6 @@ def _portkey(program: Path, site: Site) -> Launch:
 
 COMPETITORS = (
     Competitor("headroom-ai 0.42.0", _program("headroom", "headroom"), _headroom),
-    Competitor(
-        "context-guardian 0.12.0",
-        _program("context_guardian", "context-guardian"),
-        _context_guardian,
-    ),
     Competitor("awecompress 0.2.0", _program("awecompress", "awecompress"), _awecompress),
     Competitor("distil-llm 1.58.0", _program("distil", "distil"), _distil),
     Competitor("LiteLLM proxy 1.80.0", _program("litellm", "litellm"), _litellm),

@@ -1,41 +1,27 @@
-"""Whether the proxy loses anything that it moves: `python -m bench.fidelity [--transcripts DIR]
-[--png-dir DIR]`.
+"""Whether the proxy loses anything that it moves.
 
-Recorded runs are replayed request by request through the proxy's own preparation, under the default
-policy. Snapshots are canned: they repeat nothing of the history that they replace, and exist from
-the next request on. Everything that was ever left out of a request is then looked up with the tools
-that the run's last request carries:
+Recorded runs are replayed request by request through the proxy's own preparation (`bench.sent`),
+under the default policy. Everything that was ever left out of a request is then looked up with the
+tools that the run's last request carries:
 
 - *read back*: each file page by page, compared with the client's own text;
 - *found*: each number, path and identifier of the omitted text, by `grep`;
 - *visible*: the share of these facts that the last request itself still shows.
-
-If `make bench-competitors` has installed them, compaction-conformance-kit counts surviving facts
-(in the context alone, and together with text that can be read back) and ctxdiff counts broken
-prefixes: as many as the proxy should know of.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
-from itertools import islice
-from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from bench import chart
-from bench.visibility import MODEL, Texts, replay, synthetic, words_of
+from bench.sent import MODEL, Texts, replay, words_of
 from proxy import regex
-from proxy.dialects.chat import CHAT
 from proxy.plan.turn import Unplannable
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
@@ -44,7 +30,7 @@ from proxy.tokens import Tokens
 from proxy.tools.answer import Material, ToolAnswer, answer
 from proxy.tools.definitions import Tool, parsed
 from tests.tools.paging import undone
-from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
+from tests.transcripts import Json, Run
 
 KINDS = {
     "numbers": re.compile(r"(?<![\w.,])\d+(?:[.,]\d+)*(?!\w)"),
@@ -55,11 +41,6 @@ _ELSEWHERE = re.compile(r"\(the whole text is in (\S+)\)")
 LONGEST = 300
 """Characters of a path or identifier. Nobody would grep for a longer one, which is mostly
 base64."""
-CANARIES = 200
-"""Canaries of a run for compaction-conformance-kit, chosen evenly among the facts: it scans all
-text for each."""
-JUDGES = Path(__file__).parents[1] / ".competitors/fidelity/bin/python"
-
 Facts = dict[str, dict[str, str]]
 """Kind → fact → path of a file that must contain it."""
 
@@ -77,9 +58,6 @@ class Found(msgspec.Struct, frozen=True):
     """Of each kind's facts, the share in the last request."""
     lost: list[str]
     """Texts that could not be read back and facts that could not be found, in words."""
-    changes: int
-    verdict: Json | None
-    """The judges' verdict; None if they are not installed."""
 
 
 # -- asking the tools ------------------------------------------------------------------------------
@@ -199,56 +177,10 @@ def visible(known: Facts, text: str) -> dict[str, float]:
     }
 
 
-# -- the judges ------------------------------------------------------------------------------------
-
-Judge = Callable[[Json], Json | None]
-
-
-@contextmanager
-def judges() -> Iterator[Judge]:
-    """A function that has `judges.py` judge a run. It returns None if the judges are not
-    installed."""
-    if not JUDGES.exists():
-        yield lambda _: None
-        return
-    command = [JUDGES, Path(__file__).with_name("judges.py")]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        asked = process.stdin
-        answered = process.stdout
-        assert asked and answered
-
-        def judge(run: Json) -> Json:
-            asked.write(json.dumps(run) + "\n")
-            asked.flush()
-            verdict: Json = json.loads(answered.readline())
-            return verdict
-
-        yield judge
-
-
-def canaries(known: Facts, messages: Sequence[Json]) -> list[Json]:
-    """The texts that must survive: facts of moved texts, all user messages, all system messages."""
-    of_all = [fact for found in known.values() for fact in found]
-    chosen = [("fact", fact) for fact in of_all[:: len(of_all) // CANARIES + 1]]
-    kinds = {"user": "goal_state", "system": "hard_constraint"}
-    said = [(kinds[one["role"]], _text(one)) for one in messages if one["role"] in kinds]
-    return [
-        {"id": f"c{number}", "type": kind, "content": text, "required_tokens": [text]}
-        for number, (kind, text) in enumerate([*chosen, *said])
-        if text
-    ]
-
-
-def _text(message: Json) -> str:
-    return "\n".join(text for _, text in CHAT.texts(json.dumps(message).encode()))
-
-
 # -- one run, all runs -----------------------------------------------------------------------------
 
 
-def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
+def examined(run: Run, tokens: Tokens) -> Found | None:
     """Examine one run; None if nothing was moved. Raises Unplannable."""
     sent = asyncio.run(replay(run, Policy(), MessageCache(tokens)))
     if sent.last is None or not sent.told:
@@ -260,28 +192,15 @@ def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
     last = "\n".join(text for raw in sent.last.entries for text in words_of(raw))
     lost = unread(told, whole)
     lost += [f"{path}: grep does not find {fact!r}" for fact, path in _ungrepped(known, tools)]
-    stored = "\n".join(map(whole, told))
-    asked = list(requests_of(run))[-1][0]
-    bodies = [msgspec.json.decode(body) for body in sent.bodies]
+    moved = {text for promised in told.values() for text in promised}
     return Found(
         id=run.id,
         requests=len(sent.bodies),
         files=len(told),
-        moved=sum(
-            len(text.encode()) for text in {text for promised in told.values() for text in promised}
-        ),
+        moved=sum(len(text.encode()) for text in moved),
         facts={kind: len(found) for kind, found in known.items()},
         visible=visible(known, last),
         lost=lost,
-        changes=sent.changes,
-        verdict=judge(
-            {
-                "canaries": canaries(known, asked),
-                "visible": last,
-                "stored": stored,
-                "bodies": bodies,
-            }
-        ),
     )
 
 
@@ -293,104 +212,26 @@ def _ungrepped(known: Facts, tools: Reading) -> Iterator[tuple[str, str]]:
 def examine(runs: Iterable[Run]) -> Iterator[Found]:
     """The results of those runs in which anything was moved."""
     tokens = Tokens()
-    with judges() as judge:
-        for run in runs:
-            try:
-                found = examined(run, tokens, judge)
-            except Unplannable as error:
-                print(f"{run.id}: left out, {error}")
-            else:
-                if found:
-                    yield found
-
-
-# -- table and chart -------------------------------------------------------------------------------
+    for run in runs:
+        try:
+            found = examined(run, tokens)
+        except Unplannable as error:
+            print(f"{run.id}: left out, {error}")
+        else:
+            if found:
+                yield found
 
 
 def table(results: Sequence[Found]) -> str:
-    facts_in_all = ", ".join(
-        f"{sum(one.facts[kind] for one in results):,} {kind}" for kind in KINDS
-    )
+    """What moved, how much of it the last request shows, and what is lost."""
+    of_all = ", ".join(f"{sum(one.facts[kind] for one in results):,} {kind}" for kind in KINDS)
     lines = [
         f"{len(results)} runs of which anything was moved, {sum(one.requests for one in results):,} requests",
         f"left out of the last requests, or of one before: {sum(one.moved for one in results):,} bytes in "
-        f"{sum(one.files for one in results):,} files, with {facts_in_all}",
-        "",
-        f"{'':66}{'median':>9}{'worst':>9}",
+        f"{sum(one.files for one in results):,} files, with {of_all}",
     ]
     for kind in KINDS:
-        lines.append(
-            _row(
-                f"{kind} of it that the last request still shows",
-                [one.visible[kind] for one in results],
-            )
-        )
-    lines += _verdicts(results)
-    lost = [fault for one in results for fault in (f"{one.id}: {fault}" for fault in one.lost)]
-    return "\n".join([*lines, "", f"lost: {len(lost) or 'nothing'}", *lost[:20]])
-
-
-def _verdicts(results: Sequence[Found]) -> list[str]:
-    judged = [(one, one.verdict) for one in results if one.verdict]
-    if not judged:
-        return [
-            f"compaction-conformance-kit and ctxdiff left out: {JUDGES} is not there (`make bench-competitors`)"
-        ]
-    lines = []
-    for seen, said in (("visible", "visible"), ("both", "visible and stored")):
-        for kind in sorted({kind for _, verdict in judged for kind in verdict[seen]}):
-            shares = [verdict[seen][kind] for _, verdict in judged if kind in verdict[seen]]
-            lines.append(_row(f"compaction-conformance-kit: {kind}, {said}", shares))
-    broken = sum(verdict["breaks"] for _, verdict in judged)
-    unexplained = [one.id for one, verdict in judged if verdict["breaks"] != one.changes]
-    known = f"the proxy knows of {sum(one.changes for one, _ in judged)}"
-    return [
-        *lines,
-        f"prefix breaks by ctxdiff: {broken}, {known}; runs where they differ: {', '.join(unexplained[:9]) or 'none'}",
-    ]
-
-
-def _row(name: str, shares: Sequence[float]) -> str:
-    return f"{name:66}{median(shares):9.1%}{min(shares):9.1%}"
-
-
-def draw(path: Path, results: Sequence[Found]) -> None:
-    title = (
-        "What the last request shows of what was moved out of it; grep and read_file give all of it"
-    )
-    with chart.saved(path, title, x="share of the runs", y="share that is visible") as axes:
-        places = [place / len(results) for place in range(1, len(results) + 1)]
-        for kind in KINDS:
-            axes.plot(places, sorted(one.visible[kind] for one in results), label=kind)
-        axes.axhline(1, color="black", linewidth=0.8)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
-    )
-    parser.add_argument(
-        "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
-    )
-    parser.add_argument("--png-dir", type=Path, help="the folder to draw a chart to")
-    options = parser.parse_args()
-    if absence(options.transcripts):
-        print(f"{absence(options.transcripts)}: a synthetic one instead")
-        runs: Iterable[Run] = [synthetic()]
-    else:
-        runs = islice(load(options.above, folder=options.transcripts), 2 if options.smoke else None)
-    results = list(examine(runs))
-    print(table(results))
-    if options.png_dir:
-        draw(options.png_dir / "fidelity.png", results)
-    return 1 if any(one.lost for one in results) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        shares = [one.visible[kind] for one in results]
+        lines.append(f"{kind} that the last request shows: {median(shares):.0%} (median)")
+    lost = [f"{one.id}: {fault}" for one in results for fault in one.lost]
+    return "\n".join([*lines, f"lost: {len(lost) or 'nothing'}", *lost[:20]])

@@ -1,8 +1,6 @@
 """How long one tenant's requests take while many callers of another tenant send histories that are
 new.
 
-    python -m bench.flood [CALLERS]
-
 Each caller sends one history of 327 KB; all of its results move, so that some 80 originals are
 written for each. Another tenant continues a conversation with hidden rounds meanwhile. It prints
 median, 99th percentile and longest of that tenant's turns, without and with the flood, and what the
@@ -12,10 +10,10 @@ kept.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import re
-import sys
 import time
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection
@@ -28,8 +26,9 @@ from tests.serving import spawned, tight
 
 Json = dict[str, Any]
 
+CALLERS = 600
 AT_ONCE = 40
-"""Requests of the flood under way at a time."""
+"""Callers in the flood, and their requests under way at a time."""
 
 TOOL: Json = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 KEY = "other-tenants-key"
@@ -140,10 +139,11 @@ def show(name: str, taken: list[float]) -> None:
     )
 
 
-def main(callers: int) -> None:
+def main(options: argparse.Namespace) -> None:
     """Run the proxy as users do, and measure."""
     key = {"sha256": hashlib.sha256(KEY.encode()).hexdigest()}
     ours, theirs = Pipe()
+    callers = 10 if options.smoke else CALLERS
     flood = Process(target=flooding, args=(theirs, callers), daemon=True)
     flood.start()
     with StrictUpstream() as up:
@@ -154,7 +154,3 @@ def main(callers: int) -> None:
         }
         with spawned(policies) as proxy:
             asyncio.run(measure(proxy.root, ours))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 600)

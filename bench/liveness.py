@@ -1,5 +1,4 @@
-"""Whether one caller can stop the others: `python -m bench.liveness [--only NAME ...] [--check]
-[--smoke]`.
+"""Whether one caller can stop the others.
 
 Each attack is made on a proxy of its own (a process, two tenants, an upstream that is a process as
 well). While its requests are under way, a third process asks for /health and for a tiny chat of
@@ -7,10 +6,8 @@ another tenant every 5 ms, and every 50 ms for one of 20 KB, which has to be rea
 on a connection of its own. A row is an attack: what it was answered, the 99th percentile of each
 latency, and the CPU time and the peak memory of the server. A request that waits hides those that
 would have been asked meanwhile, so each latency counts as all of those too (HdrHistogram's
-correction of coordinated omission). The row "nothing" is the baseline.
-
-It measures and judges nothing by its exit code, unless --check is given: 1 where a row misses the
-bounds.
+correction of coordinated omission). The row "nothing" is the baseline. An attack that is not over
+after `LIMIT` is stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -36,13 +32,14 @@ from typing import Any
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
-from bench.metering import status
 from bench.misbehaving import CODINGS
+from bench.systems import MIB, clock, status, tree
 from tests.probing import READ_INTERVAL, Probe, Seen
 from tests.serving import Proxy, spawned
 from tests.wire import read_message
 
-MIB = 1 << 20
+LIMIT = 12.0
+"""Seconds."""
 HEALTH = 0.1
 CHAT = 0.25
 """Seconds: the bounds for the 99th percentile of /health and of another tenant's small chat."""
@@ -53,7 +50,6 @@ ATTACKER = "attacker-key"
 VICTIM = "victim-key"
 STRANGER = "a-strangers-key"
 WRONG = "wrong-key"
-TICK = os.sysconf("SC_CLK_TCK")
 
 Request = Iterable[bytes]
 """What is written to one connection, piece by piece."""
@@ -399,10 +395,6 @@ COLUMNS = (
 )
 
 
-def table(rows: Iterable[Row]) -> str:
-    return "\n".join(map(_line, [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in rows)]))
-
-
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -503,69 +495,28 @@ async def _one(port: int, request: Request, limit: float, hold: float) -> str:
         writer.transport.abort()
 
 
-def tree(pid: int) -> list[int]:
-    """A process and its descendants."""
-    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in below for one in tree(int(child)))]
-
-
 def cpu(pid: int) -> float:
-    """Seconds of processor time, of the process, its descendants, and those that it has waited
-    for."""
-    fields = [
-        re.sub(r".*\) ", "", Path(f"/proc/{one}/stat").read_text()).split() for one in tree(pid)
-    ]
-    return sum(sum(map(int, one[11:15])) for one in fields) / TICK
+    """Seconds of processor time, of the process and its descendants."""
+    return sum(map(clock, tree(pid)))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.liveness",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="attacks with one of these in the name",
-    )
-    parser.add_argument(
-        "--limit", type=float, default=60.0, help="seconds after which an attack is given up [60]"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="exit with 1 where a row misses the bounds"
-    )
-    parser.add_argument("--list", action="store_true", help="only name the attacks")
-    parser.add_argument(
-        "--smoke", action="store_true", help="two short attacks: only to see that it works"
-    )
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> bool:
+    """Print a row for each attack. Returns whether one misses the bounds, if that is checked."""
     only = ["100,000 header"] if options.smoke else options.only
     chosen = [
         one
         for one in ATTACKS
         if not only or one.name == "nothing" or any(word in one.name for word in only)
     ]
-    if options.list:
-        print("\n".join(attack.name for attack in chosen))
-        return 0
-    if not Path("/proc/self/status").exists():
-        print("needs /proc: left out")
-        return 0
     print(
         f"bounds at p99: /health {HEALTH * 1000:.0f} ms, another tenant's chat {CHAT * 1000:.0f} ms"
     )
-    print(table([]), flush=True)
-    rows = []
+    print(_line(COLUMNS), _line(["---"] * len(COLUMNS)), sep="\n", flush=True)
+    missed = []
     for attack in chosen:
-        rows.append(measured(attack, options.limit))
-        print(_line(rows[-1].cells()), flush=True)
-    missed = [row.name for row in rows if not row.holds]
+        row = measured(attack, LIMIT)
+        print(_line(row.cells()), flush=True)
+        if not row.holds:
+            missed.append(row.name)
     print(f"missed: {', '.join(missed) or 'none'}")
-    return 1 if options.check and missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return bool(options.check and missed)

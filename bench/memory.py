@@ -1,5 +1,4 @@
-"""Memory as the caches fill with conversations that never come again: `python -m bench.memory
-[--minutes 12]`.
+"""Memory as the caches fill with conversations that never come again.
 
 Callers of the three APIs hold conversations of two requests each. In the first one, the model reads
 a moved result back, so that a hidden round is stored. Between them others offload and read files
@@ -14,30 +13,29 @@ import asyncio
 import json
 import multiprocessing
 import re
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import islice, pairwise
 from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
 
-from bench.bodies import TOOL, history
-from bench.metering import status
+from bench.bodies import TOOLS, Talk
+from bench.systems import MIB, clock, status
 from tests.dialects.messages import converting as as_messages
 from tests.dialects.responses import converting as as_items
 from tests.serving import PLAIN, Proxy, spawned, tight
 
 Json = dict[str, Any]
 
-MIB = 2**20
+LEVELS = (1_000, 2_500, 5_000, 10_000)
+"""Conversations."""
 CALLERS = 8
 """Conversations at once."""
-MESSAGES = 12
-WORDS = 285
-"""Messages of a conversation, and words of each result: 2 KB."""
+TURNS = 5
+RESULT = 2_000
+"""Turns of a conversation, and bytes of each result."""
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 ANTHROPIC = "/v1/messages"
@@ -157,8 +155,10 @@ def reading() -> Iterator[str]:
 
 def conversation(number: int) -> list[Json]:
     """The messages of a conversation that nobody else has."""
-    made = history(MESSAGES, WORDS, seed=number)
-    made[0]["content"] = f"You are number {number}."
+    talk = Talk(number, result=RESULT)
+    made = talk.begun()
+    for turn in range(TURNS):
+        made += talk.turn(turn)
     made.append({"role": "assistant", "content": "I have them all."})
     made.append({"role": "user", "content": f"Read one of them again, number {number}."})
     return made
@@ -170,12 +170,12 @@ def request(target: str, messages: Sequence[Json]) -> Json:
         return {
             "model": "m",
             "input": as_items.items(messages),
-            "tools": as_items.tools([TOOL]),
+            "tools": as_items.tools(TOOLS),
             "store": False,
         }
     if target == ANTHROPIC:
-        return as_messages.request(messages, [TOOL])
-    return {"model": "m", "messages": messages, "tools": [TOOL]}
+        return as_messages.request(messages, TOOLS)
+    return {"model": "m", "messages": messages, "tools": TOOLS}
 
 
 async def _converse(client: httpx.AsyncClient, number: int) -> None:
@@ -210,51 +210,34 @@ def caches(page: str) -> dict[str, int]:
     return {name: int(float(value)) for name, value in found}
 
 
-async def fill(proxy: Proxy, minutes: float, lines: int) -> list[tuple[int, int]]:
-    """Hold conversations for so long. Prints `lines` lines; returns RSS and cached bytes of
-    each."""
+async def fill(proxy: Proxy, levels: Sequence[int]) -> None:
+    """Hold so many conversations, and print a line at each level."""
     assert proxy.process
     pid = proxy.process.pid
-    numbers = count()
-    found = list[tuple[int, int]]()
-    begun = time.monotonic()
+    numbers = iter(range(levels[-1]))
     async with httpx.AsyncClient(
         base_url=proxy.root, timeout=60, trust_env=False, headers=KEY, verify=PLAIN
     ) as client:
 
-        async def one() -> None:
-            while time.monotonic() < begun + minutes * 60:
-                await _converse(client, next(numbers))
+        async def some(count: int) -> None:
+            for number in islice(numbers, count):
+                await _converse(client, number)
 
-        async with asyncio.TaskGroup() as callers:
-            for _ in range(CALLERS):
-                callers.create_task(one())
-            for line in range(1, lines + 1):
-                await asyncio.sleep(begun + minutes * 60 * line / lines - time.monotonic())
-                held = caches((await client.get("/metrics")).text)
-                found.append((status(pid)["VmRSS"] * 1024, sum(held.values())))
-                each = ", ".join(f"{name} {size / MIB:.1f}" for name, size in sorted(held.items()))
-                rss, cached = (size / MIB for size in found[-1])
-                done = next(numbers)
-                print(
-                    f"{minutes * line / lines:7.1f}{done:14,}{rss:10.1f}{cached:12.1f}   {each}",
-                    flush=True,
-                )
-    return found
+        for before, level in pairwise([0, *levels]):
+            share = (level - before) // CALLERS
+            used = clock(pid)
+            await asyncio.gather(*(some(share) for _ in range(CALLERS)))
+            each = (clock(pid) - used) / (share * CALLERS)
+            held = caches((await client.get("/metrics")).text)
+            cached = ", ".join(f"{name} {size / MIB:.0f}" for name, size in sorted(held.items()))
+            print(
+                f"{level:,} conversations: {status(pid)['VmRSS'] / 1024:.0f} MiB,"
+                f" {each * 1000:.1f} ms of CPU each; caches in MiB: {cached}",
+                flush=True,
+            )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=12.0, help="how long [12]")
-    parser.add_argument("--lines", type=int, default=12, help="how many lines [12]")
-    options = parser.parse_args()
-    print(f"{'minute':>7}{'conversations':>14}{'RSS MiB':>10}{'caches MiB':>12}")
+def main(options: argparse.Namespace) -> None:
+    levels = (16, 32) if options.smoke else LEVELS
     with reading() as upstream, spawned({"default": tight(upstream)}) as proxy:
-        asyncio.run(fill(proxy, options.minutes, options.lines))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        asyncio.run(fill(proxy, levels))

@@ -1,12 +1,11 @@
 """The cost of a system between an agent and its model: `python -m bench.overhead`.
 
-Chat requests of 1 KB, 100 KB and 1 MB (1,000 messages), plain and streamed (100 events), from 1, 16
-and 64 connections at once: directly, through nginx, a bare Starlette relay over the proxy's
-transport (`bare.py`), the proxy, and the systems that users could pick instead (`competitors.py`).
-All have one worker and the same upstream. The same history is sent repeatedly, so all caches are
-warm. The systems take turns, so other load on the machine affects all of them; the tables show
-medians. A reply that has not ended 3 s after its run is cut off and not counted. A system that does
-not reply at all is left out from then on. `expected.py` says what a run should show.
+The requests are those of `bench.bodies`: each connection has a conversation of its own that the
+system knows, and adds a new turn of 20 KB with each request. All systems have one worker and the
+same upstream, which only replies. They take turns, so that other load on the machine affects all of
+them, and the figures are medians over the runs. Processor time is that of all processes of a
+system, with its work after the reply. *Share* is the bare relay's (`bench.bare`) divided by the
+system's: 1 costs as little as relaying, 0.5 twice as much.
 """
 
 from __future__ import annotations
@@ -17,187 +16,317 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import uvloop
 
-from bench import bodies, expected, report, wire
-from bench.bodies import SIZES
+from bench import bodies
+from bench.bodies import CHAT, MESSAGES, MODEL, Talk
 from bench.competitors import COMPETITORS
-from bench.figures import BARE, Figures, Measured, Point, chosen_of, median, points
-from bench.systems import POLICIES, Launcher, System, bare, nginx, proxy, start
+from bench.systems import Launcher, System, bare, nginx, proxy, start
+from bench.wire import AGENT, SLOW, Client, Failed
 
-WARM_UP = 0.2
-"""Seconds."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
-    began = time.monotonic()
-    chosen, absent = _launchers(options.competitors, options.only)
-    asked = (
-        [Point(SIZES[0], True, 16), Point(SIZES[1], False, 1)]
-        if options.smoke
-        else points(options.only)
-    )
-    with ExitStack() as running:
-        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
-        runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        bench = Bench(start(running, folder, chosen), runner, options.runs, options.seconds)
-        before = bench.begin()
-        results = {}
-        for point in asked:
-            results[point] = bench.at(point)
-            print(report.table(point, results[point]), flush=True)
-        memory = {name: (megabytes, bench.memory()[name]) for name, megabytes in before.items()}
-    print(
-        report.memory_table(memory), report.summary(results), "", expected.report(results), sep="\n"
-    )
-    print(
-        *(f"not installed: {name}" for name in absent),
-        f"took {time.monotonic() - began:.0f} s",
-        sep="\n",
-    )
-    if options.png:
-        report.draw(options.png, results)
-    return 0
+BARE = "bare relay"
+OURS = "proxy"
+OFF = "proxy, mode: off"
+DASHBOARD = "proxy, --dashboard"
+KB = 1_000
+MB = 1_000_000
+WINDOW = 100
+"""Turns of an agent's run that are averaged."""
+STEP = 2_000
+"""Bytes of each result of an agent's run."""
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.overhead", description=(__doc__ or "").partition(":")[0]
-    )
-    parser.add_argument(
-        "--runs", type=int, default=3, help="runs of each at each point, taking turns [3]"
-    )
-    parser.add_argument("--seconds", type=float, default=0.5, help="of one run [0.5]")
-    words = "only points and competitors whose name contains this (repeatable): '1 MB', plain, '16 conn', litellm …"
-    parser.add_argument("--only", action="append", default=[], metavar="WORD", help=words)
-    parser.add_argument(
-        "--no-competitors",
-        dest="competitors",
-        action="store_false",
-        help="only the proxy and its baselines",
-    )
-    parser.add_argument("--png", type=Path, help="the file to draw a chart to")
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="a quick check that it works: under 10 s, no competitors",
-    )
-    options = parser.parse_args(arguments)
-    if options.smoke:
-        options.runs = 1
-        options.seconds = 0.1
-        options.competitors = False
-    return options
+@dataclass(frozen=True)
+class Case:
+    """Requests to measure."""
+
+    size: int
+    """Bytes of a request; below 2,000, a request of 1 KB with one tool."""
+    turns: int = 4
+    """Requests of each connection that are measured, after one that makes it known."""
+    stream: bool = False
+    connections: int = 1
+    model: str = MODEL
+    api: str = CHAT
+    marks: bool = False
+
+    def requests(self, run: int) -> list[list[bytes]]:
+        """The bodies of each connection."""
+        return [self._bodies(1 + run * self.connections + at) for at in range(self.connections)]
+
+    def _bodies(self, seed: int) -> list[bytes]:
+        numbers = range(self.turns + 1)
+        if self.size < 2 * KB:
+            first = seed * len(numbers)
+            asked = [
+                bodies.small(first + one, stream=self.stream, model=self.model) for one in numbers
+            ]
+            return asked
+        talk = Talk(seed, self.api, self.marks, model=self.model)
+        first = max(talk.turns(self.size) - self.turns // 2, 1)
+        return [talk.body(first + one, stream=self.stream) for one in numbers]
 
 
-def _launchers(competitors: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], list[str]]:
-    """The systems to measure (always the proxy and the bare relay), and the competitors that are
-    not installed."""
-    chosen: dict[str, Launcher] = {}
-    absent = []
-    if program := shutil.which("nginx"):
-        chosen["nginx"] = nginx(program)
-    else:
-        absent.append("nginx")
-    chosen[BARE] = bare
-    chosen |= {name: proxy(offload) for name, offload in POLICIES.items()}
-    named = (
-        chosen_of([competitor.name for competitor in COMPETITORS], words) if competitors else set()
-    )
-    chosen |= {
-        competitor.name: competitor.at
-        for competitor in COMPETITORS
-        if competitor.name in named and competitor.installed
-    }
-    absent += [
-        f"{competitor.name} (make bench-competitors)"
-        for competitor in COMPETITORS
-        if competitor.name in named and not competitor.installed
-    ]
-    return chosen, absent
+SMALL = Case(KB, 300)
+SMALL_STREAMED = Case(KB, 40, stream=True)
+TURNS = {size: Case(size) for size in (100 * KB, MB, 3 * MB)}
+EIGHT = Case(MB, connections=8)
+EIGHT_STREAMED = Case(MB, connections=8, stream=True)
+PLAIN = {size: Case(size, api=MESSAGES) for size in (MB, 3 * MB)}
+MARKED = {size: Case(size, api=MESSAGES, marks=True) for size in (MB, 3 * MB)}
+WRITTEN = Case(KB, 2, stream=True, connections=8, model=SLOW)
+SHOWN = {
+    "1 KB": SMALL,
+    "1 KB streamed": SMALL_STREAMED,
+    "100 KB": TURNS[100 * KB],
+    "1 MB": TURNS[MB],
+}
+"""What the alternatives are measured with, too."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of a case through one system: processor seconds of a request, its median seconds, and
+    requests a second."""
+
+    cpu: float
+    seconds: float
+    rate: float
+
+
+Figure = Callable[[Sample, Sample], float]
+"""Of a system's run and the bare relay's."""
 
 
 class Bench:
-    """Measures all systems at one point after another, and drops a system for good once it does not
-    reply."""
+    """Measures systems, and remembers which failed at what."""
 
-    def __init__(
-        self, systems: Sequence[System], runner: asyncio.Runner, runs: int, seconds: float
-    ) -> None:
-        self._systems = systems
-        self._runner = runner
+    def __init__(self, systems: Sequence[System], runs: int) -> None:
+        self.systems = {one.name: one for one in systems}
+        self.failed: dict[str, str] = {}
         self._runs = runs
-        self._seconds = seconds
-        self._out: dict[str, str] = {}
+        self._taken: dict[tuple[str, Case], list[Sample]] = {}
 
-    def begin(self) -> dict[str, float]:
-        """Each system's memory in MB after a first small reply: some listen before they have loaded
-        everything."""
-        body = bodies.body(SIZES[0], stream=False)
-        for one in self._systems:
-            try:
-                self._runner.run(wire.ask(one.port, bodies.request(body, one.headers)))
-            except wire.Failed as fault:
-                self._out[one.name] = one.ended or str(fault)
-            one.settle()
-        return self.memory()
+    async def measure(self, case: Case, names: Sequence[str]) -> None:
+        """Take the samples of a case: each system in its turn, in each run."""
+        for run in range(self._runs):
+            requests = case.requests(run)
+            for name in names:
+                if f"{name}, {case}" not in self.failed:
+                    await self._measure(case, self.systems[name], requests)
 
-    def memory(self) -> dict[str, float]:
-        """Resident memory in MB, by system; 0 for one that has ended."""
-        return {one.name: one.rss() for one in self._systems}
+    async def _measure(self, case: Case, system: System, requests: list[list[bytes]]) -> None:
+        try:
+            sample = await sampled(system, case, requests)
+        except Failed as fault:
+            self.failed[f"{system.name}, {case}"] = system.ended or str(fault)
+        else:
+            self._taken.setdefault((system.name, case), []).append(sample)
 
-    def at(self, point: Point) -> Measured:
-        body = bodies.body(point.size, stream=point.stream)
-        requests = {one.name: bodies.request(body, one.headers) for one in self._systems}
-        taken: dict[str, list[Figures]] = {one.name: [] for one in self._systems}
-        failed = dict(self._out)
-        for turn in range(-1, self._runs):
-            for one in self._systems:
-                if one.name in failed or (turn > 0 and taken[one.name][0].p50 > self._seconds):
-                    continue  # ask only once if a reply takes longer than a run
-                try:
-                    if turn < 0:
-                        self._warm_up(one, requests[one.name], point)
-                    else:
-                        taken[one.name].append(
-                            self._run(one, requests[one.name], point.connections, self._seconds)
-                        )
-                except wire.Failed as fault:
-                    failed[one.name] = self._failed(one, fault)
-        bare = taken[BARE]
-        return {
-            name: failed[name] if name in failed else median(runs, bare)
-            for name, runs in taken.items()
-        }
+    def share(self, name: str, case: Case) -> float | None:
+        """The bare relay's processor time divided by the system's."""
+        return self._median(name, case, lambda one, bare: bare.cpu / one.cpu)
 
-    def _failed(self, one: System, fault: wire.Failed) -> str:
-        """The reason for missing figures, at this point or from here on."""
-        reason = one.ended or str(fault)
-        if one.ended or isinstance(fault, wire.Silent):
-            self._out[one.name] = reason
-        return reason
+    def rate(self, name: str, case: Case) -> float | None:
+        """The system's requests a second divided by the bare relay's."""
+        return self._median(name, case, lambda one, bare: one.rate / bare.rate)
 
-    def _warm_up(self, one: System, request: bytes, point: Point) -> None:
-        """Check its reply, then have it reply a few times and finish its background work."""
-        reply = self._runner.run(wire.ask(one.port, request))
-        whole = wire.SAID in reply and (not point.stream or b"[DONE]" in reply)
-        if not whole:
-            raise wire.Failed(reply.partition(b"\r\n")[0].decode("latin-1"))
-        self._run(one, request, point.connections, min(WARM_UP, self._seconds))
-        one.settle()
+    def added(self, name: str, case: Case) -> float | None:
+        """Processor seconds above the bare relay's."""
+        return self._median(name, case, lambda one, bare: one.cpu - bare.cpu)
 
-    def _run(self, one: System, request: bytes, connections: int, seconds: float) -> Figures:
-        before = one.cpu()
-        load = self._runner.run(wire.load(one.port, request, connections, seconds))
-        cpu = (one.cpu() - before) / load.count
-        if load.cut:
-            one.settle()
-        return Figures(load.rate, load.p50, load.p99, load.first, cpu)
+    def slower(self, name: str, case: Case) -> float | None:
+        """Seconds that a request takes longer than through the bare relay."""
+        return self._median(name, case, lambda one, bare: one.seconds - bare.seconds)
+
+    def cpu(self, name: str, case: Case) -> float | None:
+        """Processor seconds."""
+        return self._median(name, case, lambda one, _: one.cpu)
+
+    def _median(self, name: str, case: Case, figure: Figure) -> float | None:
+        runs = self._taken.get((name, case), [])
+        beside = self._taken.get((BARE, case), runs)
+        if not runs:
+            return None
+        return median(figure(one, bare) for one, bare in zip(runs, beside, strict=False))
+
+
+async def sampled(system: System, case: Case, requests: list[list[bytes]]) -> Sample:
+    """Make the conversations known, then measure their next turns. Raises Failed."""
+    clients = [Client(system.port) for _ in requests]
+    asked = [
+        [bodies.request(body, case.api, system.headers) for body in connection]
+        for connection in requests
+    ]
+    taken = list[float]()
+
+    async def ask(client: Client, turns: list[bytes]) -> None:
+        for turn in turns:
+            taken.append((await client.ask(turn)).seconds)
+
+    for client, (known, *_) in zip(clients, asked, strict=True):
+        await client.ask(known)
+    await system.settle()
+    before = system.cpu()
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(ask(client, turns) for client, (_, *turns) in zip(clients, asked, strict=True))
+    )
+    lasted = time.perf_counter() - began
+    await system.settle()
+    cpu = system.cpu() - before
+    for client in clients:
+        client.close()
+    return Sample(cpu / len(taken), median(taken), len(taken) / lasted)
+
+
+async def growth(system: System, turns: int) -> float:
+    """An agent's run of so many turns, with hidden rounds and summaries: the processor time of its
+    last turns, divided by that of the turns before its first quarter ends."""
+    talk = Talk(0, result=STEP, model=AGENT)
+    client = Client(system.port)
+    window = min(WINDOW, turns // 8)
+    used = dict[int, float]()
+    for turn in range(1, turns + 1):
+        await client.ask(bodies.request(talk.body(turn)))
+        if turn in (turns // 4 - window, turns // 4, turns - window, turns):
+            await system.settle()
+            used[turn] = system.cpu()
+    client.close()
+    early = used[turns // 4] - used[turns // 4 - window]
+    return (used[turns] - used[turns - window]) / early
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def table(bench: Bench, grown: float) -> str:
+    """The rows of issue 50."""
+    sizes = "100 KB, 1 MB, 3 MB"
+    rows = {
+        f"share of the bare relay's CPU, a known conversation, one new turn: {sizes}": [
+            bench.share(OURS, case) for case in TURNS.values()
+        ],
+        "CPU added to the bare relay's at 3 MB, against at 100 KB": [
+            _ratio(bench.added(OURS, TURNS[3 * MB]), bench.added(OURS, TURNS[100 * KB]))
+        ],
+        "eight connections, share of the bare relay's requests/s at 1 MB: plain, streamed": [
+            bench.rate(OURS, EIGHT),
+            bench.rate(OURS, EIGHT_STREAMED),
+        ],
+        "CPU of a turn in a run with hidden rounds and summaries: the last against a quarter as many": [
+            grown
+        ],
+        "CPU with cache marks that move, against without: 1 MB, 3 MB": [
+            _ratio(bench.cpu(OURS, MARKED[size]), bench.cpu(OURS, PLAIN[size])) for size in PLAIN
+        ],
+        "share of CPU, a streamed reply with events 4 ms apart": [bench.share(OURS, WRITTEN)],
+        "share of CPU, 1 KB with one tool: plain, streamed": [
+            bench.share(OURS, SMALL),
+            bench.share(OURS, SMALL_STREAMED),
+        ],
+        "share of CPU, `mode: off`: 1 MB, 3 MB": [
+            bench.share(OFF, TURNS[MB]),
+            bench.share(OFF, TURNS[3 * MB]),
+        ],
+    }
+    lines = [f"| {name} | {', '.join(map(_shown, values))} |" for name, values in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def beside(bench: Bench, memory: Mapping[str, float]) -> str:
+    """The systems beside each other: share of CPU, and milliseconds added to the median request."""
+    heads = [f"{name} | ms added" for name in SHOWN]
+    lines = [f"| share of the bare relay's CPU | {' | '.join(heads)} | RSS, MB |"]
+    lines.append("|---" * (2 * len(SHOWN) + 2) + "|")
+    for name in bench.systems:
+        cells = [
+            f"{_shown(bench.share(name, case))} | {_shown(bench.slower(name, case), 1000)}"
+            for case in SHOWN.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | {memory[name]:.0f} |")
+    return "\n".join(lines)
+
+
+def _ratio(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _shown(figure: float | None, times: float = 1.0) -> str:
+    return "-" if figure is None else f"{figure * times:.2f}"
+
+
+def launchers(words: Sequence[str] | None) -> tuple[dict[str, Launcher], list[str]]:
+    """The systems to measure, and the names of those that are not installed. Words choose the
+    alternatives."""
+    chosen: dict[str, Launcher] = {
+        BARE: bare,
+        OURS: proxy({}),
+        OFF: proxy({"mode": "off"}),
+        DASHBOARD: proxy({}, dashboard=True),
+    }
+    absent = []
+    program = shutil.which("nginx")
+    others = {one.name: one.at if one.installed else None for one in COMPETITORS}
+    others["nginx"] = nginx(program) if program else None
+    for name, launcher in others.items():
+        if words is not None and not any(word.lower() in name.lower() for word in words):
+            continue
+        if launcher:
+            chosen[name] = launcher
+        else:
+            absent.append(name)
+    return chosen, absent
+
+
+async def measured(bench: Bench, turns: int, smoke: bool) -> float:
+    """Take all samples. Returns how an agent's turns grow."""
+    ours = [BARE, OURS]
+    for case in SHOWN.values():
+        await bench.measure(case, list(bench.systems))
+    await bench.measure(WRITTEN, ours)
+    if not smoke:
+        await bench.measure(TURNS[3 * MB], [*ours, OFF])
+        for case in (EIGHT, EIGHT_STREAMED, *PLAIN.values(), *MARKED.values()):
+            await bench.measure(case, ours)
+    return await growth(bench.systems[OURS], turns)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead", description=(__doc__ or "").partition(":")[0]
+    )
+    parser.add_argument("--runs", type=int, default=5, help="runs of each, taking turns [5]")
+    parser.add_argument("--turns", type=int, default=2_000, help="of an agent's run [2000]")
+    parser.add_argument(
+        "--beside", nargs="*", metavar="WORD", help="only alternatives with a word in their names"
+    )
+    parser.add_argument("--smoke", action="store_true", help="a quick check that it works")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.runs = 1
+        options.turns = 40
+        options.beside = []
+    began = time.monotonic()
+    chosen, absent = launchers(options.beside)
+    with ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
+        bench = Bench(start(running, folder, chosen), options.runs)
+        grown = uvloop.run(measured(bench, options.turns, options.smoke))
+        memory = {name: one.rss() for name, one in bench.systems.items()}
+    print(table(bench, grown), beside(bench, memory), sep="\n\n")
+    for what, reason in bench.failed.items():
+        print(f"failed: {what}: {reason}")
+    for name in absent:
+        print(f"not installed: {name}")
+    print(f"took {time.monotonic() - began:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":

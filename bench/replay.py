@@ -11,23 +11,17 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from hashlib import sha256
-from itertools import groupby, pairwise, takewhile
 
 import msgspec
-from msgspec import Raw
 
 from bench.caches import Model, Prompt, Segment
-from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
-from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
 from proxy.plan.plan import Item, Message, Plan, Reading, Role, Room, SummaryBoundary, live
 from proxy.plan.planner import Fold
 from proxy.policy import Inject, Offload, Tools, Wait
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
-from tests.dialects.messages.converting import request
-from tests.dialects.responses.converting import items
 from tests.transcripts import Json, Run
 
 SUMMARY = 800
@@ -82,59 +76,20 @@ Strategy = Callable[[Recorded], Iterable[Call]]
 """A strategy turns a run into its calls to the upstream, in order."""
 
 
-def recorded(run: Run, tokens: Tokens, dialect: Dialect = CHAT) -> Recorded:
-    """The run as a client of this API would have had it. Raises Unplannable."""
-    system, history = conversation(run, dialect)
-    raws = entries(run, dialect)
+def recorded(run: Run, tokens: Tokens) -> Recorded:
+    """The run as the plan sees it. Raises Unplannable."""
+    raws = [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
     terms = Terms("gpt-4o", Offload(), Room(), OUR_TOOLS_TOKENS)
-    measures = History(terms).extended([measured(raw, tokens, dialect) for raw in raws]).items
-    blocks = [content_blocks(message) for message in history]
-    points = [index for index, item in enumerate(measures) if index and item.role is Role.ASSISTANT]
+    items = History(terms).extended([measured(raw, tokens) for raw in raws]).items
+    blocks = [content_blocks(message) for message in run.messages]
+    points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
-    defined += tokens.count(system, "gpt-4o")
-    return Recorded(run.id, run.source, measures, blocks, defined, history, points, run.kind)
+    return Recorded(run.id, run.source, items, blocks, defined, run.messages, points, run.kind)
 
 
-def entries(run: Run, dialect: Dialect) -> list[bytes | Raw]:
-    """The run's history in the entries of this API."""
-    if dialect is CHAT:
-        return [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
-    body = (
-        {"model": "gpt-4o", "input": items(run.messages)}
-        if dialect is RESPONSES
-        else request(run.messages)
-    )
-    return [*dialect.parse(json.dumps(body, ensure_ascii=False).encode()).entries]
-
-
-def conversation(run: Run, dialect: Dialect) -> tuple[str, list[Json]]:
-    """The system prompt, if it is no part of the history in this API, and one message for each
-    entry."""
-    if dialect is CHAT:
-        return "", run.messages
-    if dialect is RESPONSES:
-        return "", list(merged(run.messages))
-    body = request(run.messages)
-    leading = [*takewhile(lambda message: message["role"] in ("system", "developer"), run.messages)]
-    return body["system"], run.messages[len(leading) :]
-
-
-def merged(messages: Iterable[Json]) -> Iterator[Json]:
-    """The messages with each reply's in one: Responses has no border between two replies that
-    follow each other."""
-    for role, group in groupby(messages, key=lambda message: message["role"]):
-        if role != "assistant":
-            yield from group
-            continue
-        several = list(group)
-        calls = [call for message in several for call in message.get("tool_calls") or ()]
-        text = "".join(str(message.get("content") or "") for message in several)
-        yield {**several[0], "content": text, "tool_calls": calls}
-
-
-def measured(raw: bytes | Raw, tokens: Tokens, dialect: Dialect = CHAT) -> Message:
+def measured(raw: bytes, tokens: Tokens) -> Message:
     """A message with its tokens, as the proxy counts them. Raises Unplannable."""
-    return dialect.read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
+    return CHAT.read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
 
 
 def content_blocks(message: Json) -> int:
@@ -156,8 +111,6 @@ class Proxied(msgspec.Struct, frozen=True):
     inject: Inject = Inject.AGENTS
     reading: float = 0.0
     """The chance that the model reads a moved result back, once; it reads one in a request."""
-    late: int = 1
-    """A snapshot that nobody waits for exists so many requests after the one that wanted it."""
 
     def __call__(self, run: Recorded) -> Iterator[Call]:
         return _Replay(run, self).calls()
@@ -168,12 +121,6 @@ def cost(calls: Iterable[Call], model: Model) -> float:
     for these."""
     cache = model.cold()
     return sum(cache.charge(call.prompt) + OUTPUT_PRICE * call.output for call in calls)
-
-
-def breaks(calls: Iterable[Call]) -> int:
-    """How many requests of the client did not begin with all of the one before."""
-    chains = [call.prompt.chain for call in calls if call.kind is Kind.CLIENT]
-    return sum(later[: len(earlier)] != earlier for earlier, later in pairwise(chains))
 
 
 def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
@@ -225,7 +172,8 @@ class _Replay:
         )
         self._reading = strategy.reading
         self._room = Room()
-        self._late = 0 if strategy.offload.compress.wait is Wait.ALWAYS else strategy.late
+        # a snapshot that nobody waits for exists from the next request on
+        self._late = int(strategy.offload.compress.wait is not Wait.ALWAYS)
         self._shown: SummaryBoundary | None = None
         self._made: tuple[int, SummaryBoundary] | None = (
             None  # the summary under way, and the request that will have it

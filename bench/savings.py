@@ -1,303 +1,281 @@
-"""The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside
-other strategies.
+"""What the proxy saves and costs on recorded runs, and what a model then lacks.
 
-    python -m bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--png-dir DIR]
-                                   [--dialect chat|responses|messages]
+    python -m bench.savings [tokens|lengths|pauses|facts|fidelity ...]
 
-Every request of a run is planned and priced on paper, without a server or a model. Summaries are
-canned. A summary's input is charged through the same cache as everything else; its output, and that
-of calls that read back, costs 5 input tokens for each token. A snapshot exists from the client's
-next request on (*3 later*: three requests later). Each figure is a ratio to the same run without a
-proxy.
+Every request of a run is planned, without a server or a model. Summaries are canned. By default it
+prints everything:
+
+- *tokens*: tokens and cost of each strategy, as ratios to the same run without a proxy, under the
+  caches that providers document (`bench.caches`);
+- *lengths*: the same by the length of a run, short ones included;
+- *pauses*: what it saves that the planner knows when upstream's cache has expired;
+- *facts*: how often a reply uses something that had moved (`bench.facts`);
+- *fidelity*: whether all that moved can be read back and found (`bench.fidelity`).
+
+A summary's input is charged through the same cache as everything else; its output, and that of
+calls that read back, costs 5 input tokens for each token. The profiles were tuned on one half of
+the runs; *reported* is the other one.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import islice, pairwise
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
-from bench import chart, profiles
-from bench.caches import BREAKPOINTS, MODELS
-from bench.outcomes import Bench, Figures, percentile
-from bench.replay import Kind, Proxied, Recorded, Strategy, plainly, recorded
-from bench.strategies import redeciding, window
-from proxy.dialects import Dialect
-from proxy.dialects.chat import CHAT
-from proxy.dialects.messages import MESSAGES
-from proxy.dialects.responses import RESPONSES
-from proxy.plan.plan import Room
+import msgspec
+
+from bench import facts, fidelity, pauses
+from bench.caches import MODELS, READS, WRITTEN, Segment
+from bench.replay import Call, Kind, Proxied, Recorded, Strategy, cost, plainly, prompt, recorded
+from bench.sent import synthetic
+from proxy import policy
+from proxy.plan.plan import Role, Room
+from proxy.plan.planner import Fold
 from proxy.plan.turn import Unplannable
-from proxy.policy import Compress, Mode, Offload, Profile, Wait
+from proxy.policy import Inject, Mode, Profile
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests import written
 from tests.transcripts import FOLDER, Run, absence, load
-from tests.written import fold
 
-OURS = f"proxy: {profiles.DEFAULT} (default)"
-STRATEGIES: dict[str, Strategy] = {
-    "no proxy": plainly,
-    **{name: plan.strategy() for name, plan in profiles.PROFILES.items()},
-    "proxy: auto, wait: always": Proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
-    "proxy: auto, 3 later": Proxied(Offload(), late=4),
-    "proxy: for free reads": Proxied(Offload(cached_read=0.0, cache_write=1.0)),
-    "proxy: compact": Proxied(written.offload(mode=Mode.COMPACT)),
-    "proxy: compress": Proxied(written.offload(mode=Mode.COMPRESS)),
-    "last 5 results": window(5),
-    "last 10 results": window(10),
-    "decided at every request": redeciding(
-        Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)
-    ),
-}
-DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
-READ_BACK = (0.0, 0.05, 0.2)
-"""Probabilities that a moved result is read back, once."""
-MAX_TOTAL = (10_000, 20_000, 40_000, 80_000)
-KEEP = (None, 6, 12)
-"""The sweep over `max_total_tokens` and `keep_recent_count`."""
-SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
+PLACEHOLDER = 20
+"""Tokens of the message that replaces an omitted result, its frame included."""
+READ_BACK = 0.15
+"""The chance that a moved result is read back, once."""
 LENGTHS = (5_000, 10_000, 15_000, 25_000, 36_000, 70_000)
 """Tokens of a run's largest request without a proxy, from which each row of the table by length
 begins."""
-BY_LENGTH = ("128 x 0.1", BREAKPOINTS)
 
 
-def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
-    """The expected ratios at this chance, between those where results are never and always read
-    back."""
-    return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
+def chosen(**keys: Any) -> Proxied:
+    """The proxy's strategy under a policy that sets these keys."""
+    profile = keys.get("profile", Profile.BALANCED)
+    return Proxied(written.offload(**keys), **policy.PROFILES[profile][1])
 
 
-def share(values: Sequence[float], limit: float = 1.0) -> float:
-    """The share of the values that are at most the limit, rounding errors aside."""
-    return sum(value <= limit + 1e-9 for value in values) / len(values)
+def window(results: int) -> Strategy:
+    """Send the last `results` tool results whole and a placeholder for each older one.
+
+    SWE-agent's history processor `last_n_observations` does this (its paper uses five), and so do
+    many later agents.
+    """
+
+    def calls(run: Recorded) -> Iterator[Call]:
+        tools = [index for index, item in enumerate(run.items) if item.role is Role.TOOL]
+        for point in run.points:
+            old = {*[index for index in tools if index < point][:-results]}
+            yield Call(prompt(run, [_segment(run, index, index in old) for index in range(point)]))
+
+    return calls
+
+
+def _segment(run: Recorded, index: int, elided: bool) -> Segment:
+    tokens = run.items[index].tokens
+    key: Hashable = (index, "elided") if elided else index
+    return key, min(PLACEHOLDER, tokens) if elided else tokens, run.blocks[index]
+
+
+PROFILES = {f"`profile: {profile}`": chosen(profile=profile) for profile in Profile}
+STRATEGIES: dict[str, Strategy] = {
+    **PROFILES,
+    "balanced, where cached reads are free": chosen(cached_read=0.0, cache_write=1.0),
+    "`mode: compress`": chosen(mode=Mode.COMPRESS),
+    "the last 5 results, as many agents do": window(5),
+    "the last 10 results": window(10),
+}
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One run under one strategy: tokens of all its requests, of the last and of the largest one,
+    and cost by cache."""
+
+    sent: int
+    last: int
+    largest: int
+    costs: dict[str, float]
+
+
+class Bench:
+    """The runs, and as the baseline each one's figures without a proxy."""
+
+    def __init__(self, runs: Sequence[Recorded], models: Iterable[str] = MODELS) -> None:
+        self.runs = runs
+        self._models = tuple(models)
+        self.plain = self.figures(plainly)
+
+    def figures(self, strategy: Strategy) -> list[Figures]:
+        """Each run's figures."""
+        return [figures([*strategy(run)], self._models) for run in self.runs]
+
+    def ratios(self, found: Sequence[Figures], value: Callable[[Figures], float]) -> list[float]:
+        """Each run's value, divided by the same without a proxy."""
+        return [value(one) / value(plain) for one, plain in zip(found, self.plain, strict=True)]
+
+    def costs(self, found: Sequence[Figures], model: str) -> list[float]:
+        """Each run's cost under this cache."""
+        return self.ratios(found, lambda one: one.costs[model])
+
+
+def figures(calls: Sequence[Call], models: Iterable[str] = MODELS) -> Figures:
+    """The figures of a run's calls."""
+    sizes = {kind: [call.prompt.tokens for call in calls if call.kind is kind] for kind in Kind}
+    return Figures(
+        sent=sum(call.prompt.tokens for call in calls),
+        last=sizes[Kind.CLIENT][-1],
+        largest=max(sizes[Kind.CLIENT] + sizes[Kind.ROUND]),
+        costs={model: cost(calls, MODELS[model]) for model in models},
+    )
+
+
+def events(run: Recorded, strategy: Proxied) -> int:
+    """How often results of a run move, or history becomes a summary."""
+    at_once = strategy.inject is Inject.AGENTS and run.tools
+    state = Fold(strategy.offload, Room(), 0 if at_once else OUR_TOOLS_TOKENS)
+    for item in run.items[: run.points[-1]]:
+        state.add(item)
+    return len(state.plan().events)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least this part of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[ceil(len(ordered) * part) - 1]
+
+
+def is_reported(run: Recorded | Run) -> bool:
+    """Whether the run is in the half that the profiles were not tuned on: by the parity of a digest
+    of its id."""
+    return sha256(run.id.encode()).digest()[0] % 2 == 1
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def sent_table(bench: Bench, found: dict[str, list[Figures]]) -> str:
-    lines = [
-        f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"
-    ]
-    for strategy, rows in found.items():
-        sent = bench.ratios(rows, lambda one: one.sent)
-        last = bench.ratios(rows, lambda one: one.last)
-        broken, summaries = (
-            sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries")
-        )
-        lines.append(
-            f"{strategy:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}"
-        )
-    return "\n".join(lines)
+def costs_of(costs: Sequence[float]) -> str:
+    """Their mean, the worst, and the share that is above 1, rounding errors aside."""
+    dearer = sum(one > 1 + 1e-9 for one in costs) / len(costs)
+    return f"{mean(costs):.2f} ({max(costs):.2f}) {dearer:.0%}"
 
 
-def cost_table(
-    bench: Bench,
-    found: dict[str, list[Figures]],
-    title: str,
-    of: Callable[[Sequence[float]], float],
-) -> str:
-    lines = [f"{title:26}" + "".join(f"{model:>13}" for model in MODELS)]
-    lines += [
-        f"{strategy:26}" + "".join(f"{of(bench.costs(rows, model)):13.3f}" for model in MODELS)
-        for strategy, rows in found.items()
-        if rows != bench.plain
-    ]
-    return "\n".join(lines)
+def row(name: str, bench: Bench, found: Sequence[Figures]) -> list[str]:
+    """A strategy's row: medians of the tokens, and the costs."""
+    strategy = STRATEGIES[name]
+    sent = median(bench.ratios(found, lambda one: one.sent))
+    last = median(bench.ratios(found, lambda one: one.last))
+    largest = percentile([one.largest for one in found], 0.9)
+    cells = [name, f"{sent:.2f}", f"{last:.2f}", f"{largest:,}", "", ""]
+    if isinstance(strategy, Proxied):
+        cells[4] = f"{mean(events(run, strategy) for run in bench.runs):.1f}"
+        reading = bench.figures(msgspec.structs.replace(strategy, reading=READ_BACK))
+        cells[5] = f"{mean(bench.costs(reading, READS)):.2f}"
+    return cells + [costs_of(bench.costs(found, model)) for model in MODELS]
 
 
-def default_table(bench: Bench, ours: Sequence[Figures], reading: Sequence[Figures]) -> str:
-    chances = "".join(f"{f'{chance:.0%} read':>10}" for chance in READ_BACK[1:])
-    lines = [f"{OURS:26}{'median':>8}{'p90':>8}{'worst':>8}{'<= 1.00':>9}{chances}"]
-    for model in MODELS:
-        costs, always = bench.costs(ours, model), bench.costs(reading, model)
-        expected = "".join(
-            f"{median(read_back(chance, costs, always)):10.3f}" for chance in READ_BACK[1:]
-        )
-        spread = (
-            f"{median(costs):8.3f}{percentile(costs, 0.9):8.3f}{max(costs):8.3f}{share(costs):9.0%}"
-        )
-        lines.append(f"{model:26}{spread}{expected}")
-    return "\n".join(lines)
+def tokens_table(runs: Sequence[Recorded], title: str) -> str:
+    """Every strategy, on these runs."""
+    bench = Bench(runs)
+    heads = [title, "sent", "last", "largest of 90 %", "events", f"{READ_BACK:.0%} read back"]
+    rows = [row(name, bench, bench.figures(one)) for name, one in STRATEGIES.items()]
+    return markdown([*heads, *MODELS], rows)
 
 
-def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
-    lines = [f"{'by source':26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>13}" for model in SWEPT)]
-    sent = bench.ratios(ours, lambda one: one.sent)
-    groups = [(profiles.agents(run), run.source) for run in bench.runs]
-    for source in [*sorted({kind for kind, _ in groups}), *sorted({name for _, name in groups})]:
-        places = [place for place, group in enumerate(groups) if source in group]
-        costs = [median(bench.costs(ours, model)[place] for place in places) for model in SWEPT]
-        middle = median(sent[place] for place in places)
-        lines.append(
-            f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs)
-        )
-    return "\n".join(lines)
-
-
-def length_tables(runs: Sequence[Recorded]) -> str:
-    """By the largest request: mean of the tokens sent; mean cost, the worst, and the share of runs
-    that are dearer."""
-    tables = list[str]()
-    for half, chosen in (
-        ("all", runs),
-        ("reported", [run for run in runs if profiles.is_reported(run)]),
-    ):
-        bench = Bench(chosen, BY_LENGTH)
-        for profile in (Profile.BALANCED, Profile.FRUGAL):
-            ours = bench.figures(profiles.chosen(profile=profile).strategy(), BY_LENGTH)
-            tables.append(_length_table(f"{profile}, by largest, {half}", bench, ours))
-    return "\n\n".join(tables)
-
-
-def _length_table(title: str, bench: Bench, ours: Sequence[Figures]) -> str:
-    sent = bench.ratios(ours, lambda one: one.sent)
-    costs = [bench.costs(ours, model) for model in BY_LENGTH]
-    lines = [f"{title:30}{'runs':>6}{'sent':>8}" + "".join(f"{model:>20}" for model in BY_LENGTH)]
+def lengths_table(runs: Sequence[Recorded]) -> str:
+    """By the largest request without a proxy, for two profiles."""
+    bench = Bench(runs, (READS, WRITTEN))
+    found = {
+        profile: bench.figures(chosen(profile=profile))
+        for profile in (Profile.BALANCED, Profile.FRUGAL)
+    }
+    priced = [(profile, model) for profile in found for model in (READS, WRITTEN)]
+    sent = bench.ratios(found[Profile.BALANCED], lambda one: one.sent)
+    costs = [bench.costs(found[profile], model) for profile, model in priced]
+    rows = []
     for least, below in pairwise([*LENGTHS, sys.maxsize]):
         places = [place for place, one in enumerate(bench.plain) if least <= one.largest < below]
-        if not places:
-            continue
-        name = f"{least:,} to {below:,}" if below < sys.maxsize else f"from {least:,} on"
-        priced = "".join(f"{_spread([one[place] for place in places]):>20}" for one in costs)
-        lines.append(
-            f"{name:30}{len(places):6}{mean(sent[place] for place in places):8.3f}{priced}"
-        )
-    return "\n".join(lines)
+        if places:
+            name = f"{least:,} to {below:,}" if below < sys.maxsize else f"{least:,} and more"
+            cells = [costs_of([one[place] for place in places]) for one in costs]
+            average = mean(sent[place] for place in places)
+            rows.append([name, str(len(places)), f"{average:.2f}", *cells])
+    heads = ["largest request", "runs", "tokens sent, balanced"]
+    return markdown([*heads, *(f"{profile}, {model}" for profile, model in priced)], rows)
 
 
-def _spread(costs: Sequence[float]) -> str:
-    return f"{mean(costs):.3f} ({max(costs):.2f}) {1 - share(costs):4.0%}"
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-Sweep = dict[tuple[int, int | None], list[Figures]]
+# -- the recorded runs -----------------------------------------------------------------------------
 
 
-def swept(bench: Bench) -> Sweep:
-    """By `max_total_tokens` and `keep_recent_count`."""
-    policies = {
-        (total, keep): written.offload(max_total_tokens=total, keep_recent_count=keep)
-        for total in MAX_TOTAL
-        for keep in KEEP
-    }
-    return {key: bench.figures(Proxied(policy), SWEPT) for key, policy in policies.items()}
-
-
-def sweep_table(bench: Bench, sweep: Sweep) -> str:
-    head = f"{'max_total':>9} {'keep_recent':>11} {'sent':>7} {'last':>7} {'events':>7}"
-    lines = [head + "".join(f"{f'{model} (worst)':>24}" for model in SWEPT)]
-    for (total, keep), rows in sweep.items():
-        sent = bench.ratios(rows, lambda one: one.sent)
-        last = bench.ratios(rows, lambda one: one.last)
-        costs = [bench.costs(rows, model) for model in SWEPT]
-        priced = "".join(f"{f'{median(one):.3f} ({max(one):.3f})':>24}" for one in costs)
-        happened = events(
-            bench.runs, written.offload(max_total_tokens=total, keep_recent_count=keep)
-        )
-        lines.append(
-            f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}"
-        )
-    return "\n".join(lines)
-
-
-def events(runs: Sequence[Recorded], offload: Offload) -> float:
-    """The mean number of events in a run."""
-    plans = [
-        fold(run.items[: run.points[-1]], offload, Room(), 0 if run.tools else OUR_TOOLS_TOKENS)
-        for run in runs
-    ]
-    return sum(len(plan.events) for plan in plans) / len(plans)
-
-
-# -- charts ----------------------------------------------------------------------------------------
-
-
-def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Sweep) -> None:
-    ours = found[OURS]
-    x = "share of the runs, cheapest first"
-    y = "cost, of no proxy"
-    with chart.saved(
-        folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y
-    ) as axes:
-        for model in MODELS:
-            if model in ("64 x 0.1", "16 x 0.1"):
-                continue  # their curves coincide with 128 x 0.1
-            costs = sorted(bench.costs(ours, model))
-            axes.plot(
-                [place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model
-            )
-        axes.axhline(1, color="black", linewidth=0.8)
-    run = max(bench.runs, key=lambda one: len(one.points))
-    with chart.saved(
-        folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent"
-    ) as axes:
-        for name in ("no proxy", OURS, "last 5 results", "decided at every request"):
-            axes.plot(
-                [call.prompt.tokens for call in STRATEGIES[name](run) if call.kind is Kind.CLIENT],
-                label=name,
-            )
-    x = "max_total_tokens"
-    y = "median, of no proxy"
-    with chart.saved(
-        folder / "savings-sweep.png", "How much old history is allowed", x=x, y=y
-    ) as axes:
-        rows = [sweep[total, None] for total in MAX_TOTAL]
-        axes.plot(
-            MAX_TOTAL,
-            [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows],
-            "k--",
-            label="sent",
-        )
-        for model in SWEPT:
-            axes.plot(
-                MAX_TOTAL,
-                [median(bench.costs(one, model)) for one in rows],
-                marker="o",
-                label=f"cost, {model}",
-            )
-
-
-def report(runs: Sequence[Recorded], folder: Path | None) -> None:
-    """Print every table and, given a folder, draw the charts."""
-    bench = Bench(runs)
-    found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
-    reading = bench.figures(Proxied(Offload(), reading=True))
-    ours = found[OURS]
-    sweep = swept(bench)
-    tables = [
-        f"{len(runs)} runs, {sum(len(run.points) for run in runs):,} requests",
-        sent_table(bench, found),
-        cost_table(bench, found, "cost, median", median),
-        cost_table(bench, found, "cost, worst", max),
-        default_table(bench, ours, reading),
-        source_table(bench, ours),
-        sweep_table(bench, sweep),
-    ]
-    print("\n\n".join(tables))
-    print("\n" + profiles.report(profiles.compared(runs)))
-    if folder:
-        draw(folder, bench, found, sweep)
-
-
-def plannable(runs: Iterable[Run], dialect: Dialect = CHAT) -> Iterator[Recorded]:
-    """The runs that the proxy would plan, as clients of this API. Prints the ids of the others."""
+def plannable(runs: Iterable[Run]) -> Iterator[Recorded]:
+    """The runs that the proxy would plan. Prints the ids of the others."""
     tokens = Tokens()
     for run in runs:
         try:
-            yield recorded(run, tokens, dialect)
+            yield recorded(run, tokens)
         except Unplannable as error:
             print(f"{run.id}: left out, {error}")
 
 
-def main() -> int:
+def in_half(run: Run, half: str) -> bool:
+    """Whether a run is in this half."""
+    return half == "all" or is_reported(run) == (half == "reported")
+
+
+def tokens(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    planned = [*plannable(runs)]
+    print(f"{len(planned)} runs, {sum(len(run.points) for run in planned):,} requests\n")
+    print(tokens_table(planned, "all"))
+    reported = [run for run in planned if is_reported(run)]
+    if reported:
+        print(f"\n{tokens_table(reported, f'reported half, {len(reported)} runs')}")
+
+
+def lengths(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    every = runs if options.smoke else [*load(folder=options.transcripts)]
+    print(lengths_table([*plannable(every)]))
+
+
+def paused(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    planned = [*plannable(runs)]
+    print(pauses.table(planned if options.smoke else planned[1::2]))
+
+
+def used(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    half = [run for run in runs if options.smoke or in_half(run, options.half)]
+    print(f"{len(half)} runs above {options.above:,} tokens, {options.half}\n{facts.report(half)}")
+
+
+def examined(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    print(fidelity.table([*fidelity.examine(runs)]))
+
+
+PARTS = {
+    "tokens": tokens,
+    "lengths": lengths,
+    "pauses": paused,
+    "facts": used,
+    "fidelity": examined,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.savings",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="what to print [everything]")
     parser.add_argument(
         "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
     )
@@ -305,27 +283,22 @@ def main() -> int:
         "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
     )
     parser.add_argument(
-        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
+        "--half", choices=("reported", "tuned", "all"), default="reported", help="for facts"
     )
-    parser.add_argument(
-        "--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]"
-    )
-    parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
-    options = parser.parse_args()
+    parser.add_argument("--smoke", action="store_true", help="only two runs, to see that it works")
+    options = parser.parse_args(arguments)
+    if unknown := {*options.parts} - {*PARTS}:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if absence(options.transcripts):
-        print(absence(options.transcripts))
-        return 0
-    dialect = DIALECTS[options.dialect]
-    above = islice(load(options.above, folder=options.transcripts), 2 if options.smoke else None)
-    runs = list(plannable(above, dialect))
-    report(runs, options.png_dir)
-    shorter = [] if options.smoke else _up_to(options.above, options.transcripts)
-    print("\n" + length_tables([*runs, *plannable(shorter, dialect)]))
+        print(f"{absence(options.transcripts)}: a made-up one instead")
+        runs = [synthetic()]
+    else:
+        most = 2 if options.smoke else None
+        runs = [*islice(load(options.above, folder=options.transcripts), most)]
+    for name in options.parts or PARTS:
+        print(f"\n## {name}\n")
+        PARTS[name](runs, options)
     return 0
-
-
-def _up_to(tokens: int, folder: Path) -> Iterator[Run]:
-    return (run for run in load(folder=folder) if run.total_tokens <= tokens)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Many concurrent conversations over two workers, while their Redis keeps restarting.
 
-    python -m bench.soak [--seconds 120] [--distinct 256]
-
 In every turn the model reads one whole moved result back and answers with its digest, which the
 client compares with the right one. So a wrong answer and a lost original both show as a different
 digest. After each half, with no requests under way, memory, descriptors and threads of the workers
@@ -17,7 +15,6 @@ import hashlib
 import itertools
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +26,7 @@ from typing import Any
 
 import httpx
 
-from bench.metering import status
+from bench.systems import status
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, spawned, tight
 from tests.stores.engines import Process, redis_server
@@ -37,6 +34,7 @@ from tests.tools.paging import undone
 
 Json = dict[str, Any]
 
+SECONDS = 120.0
 CONVERSATIONS = 64
 WORKERS = 2
 TURNS = 6
@@ -90,7 +88,7 @@ class Figures:
         return self.halves[1].rss / self.halves[0].rss - 1
 
 
-def run(seconds: float, distinct: int = DISTINCT) -> Figures:
+def run(seconds: float) -> Figures:
     """The soak, in two halves."""
     figures = Figures()
     with TemporaryDirectory(prefix="offload-soak-") as folder, StrictUpstream() as up:
@@ -100,7 +98,7 @@ def run(seconds: float, distinct: int = DISTINCT) -> Figures:
             with spawned(
                 {"default": tight(up.url)}, flags=[store, f"--workers={WORKERS}"]
             ) as proxy:
-                numbers = itertools.cycle(range(distinct))
+                numbers = itertools.cycle(range(DISTINCT))
                 for _ in range(2):
                     with _restarting(redis, figures):
                         asyncio.run(_converse(proxy, up, figures, numbers, seconds / 2))
@@ -253,20 +251,10 @@ def _samples(proxy: Proxy, name: str) -> list[float]:
     ]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long in all [120]")
-    parser.add_argument(
-        "--distinct", type=int, default=DISTINCT, help=f"how many conversations [{DISTINCT}]"
-    )
-    figures = run(**vars(parser.parse_args()))
-    sys.stdout.writelines(f"{line}\n" for line in figures.lines())
+def main(options: argparse.Namespace) -> bool:
+    """Print the figures. Returns whether a turn failed or was wrong."""
+    figures = run(10.0 if options.smoke else SECONDS)
+    print("\n".join(figures.lines()))
     for fault in (*figures.failed[:5], *figures.wrong[:5]):
-        sys.stdout.write(f"  {fault}\n")
-    return 1 if figures.failed or figures.wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(f"  {fault}")
+    return bool(figures.failed or figures.wrong)

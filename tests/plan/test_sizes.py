@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from bench.bodies import Talk
 from bench.memory import ANTHROPIC, CHAT, RESPONSES, conversation, request
-from bench.scale import Conversation
 from proxy.dialects import DIALECTS, Dialect
 from proxy.plan.history import History, Terms
 from proxy.plan.plan import Room
@@ -28,7 +28,7 @@ HISTORIES = {
     "chat": (NAMED["chat"], request(CHAT, conversation(7))["messages"]),
     "responses": (NAMED["responses"], request(RESPONSES, conversation(7))["input"]),
     "messages": (NAMED["messages"], request(ANTHROPIC, conversation(7))["messages"]),
-    "long": (NAMED["chat"], [json.loads(raw) for raw in Conversation(7, 4_000).messages(100)]),
+    "long": (NAMED["chat"], json.loads(Talk(7, result=8_000).body(50))["messages"]),
 }
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.metering import status
+from bench.systems import status
 from proxy.server import runner
 from tests.clock import PATIENCE
 from tests.probing import Probe

@@ -1,8 +1,6 @@
 """The cost of one request by its kind: CPU of the proxy's process, and operations and bytes of its
 Redis.
 
-    python -m bench.costs
-
 An agent's conversation under the default policy: every request brings one more tool result of 5.5
 KB. CPU is user and system time of the process; operations and bytes come from Redis' own counters.
 Requests run one at a time.
@@ -10,9 +8,8 @@ Requests run one at a time.
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from typing import Any
 import httpx
 from redis import Redis
 
+from bench.systems import clock
 from tests.fake_upstream import Recorded, StrictUpstream, calls, whole
 from tests.serving import Proxy, spawned
 from tests.stores.engines import redis_server
@@ -157,8 +155,7 @@ def _now(proxy: Proxy, counters: Any) -> tuple[float, float, float, float]:
     """CPU seconds of the proxy; Redis' commands (the store's, not these reads), and its bytes out
     and in."""
     assert proxy.process
-    fields = Path(f"/proc/{proxy.process.pid}/stat").read_text().rpartition(")")[2].split()
-    cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    cpu = clock(proxy.process.pid)
     info = counters.info("all")
     commands = sum(
         each["calls"]
@@ -168,11 +165,6 @@ def _now(proxy: Proxy, counters: Any) -> tuple[float, float, float, float]:
     return cpu, commands, info["total_net_output_bytes"], info["total_net_input_bytes"]
 
 
-def main() -> int:
+def main(_: argparse.Namespace) -> None:
     for cost in run():
-        sys.stdout.write(cost.line() + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(cost.line())

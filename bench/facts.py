@@ -1,5 +1,4 @@
-"""How often a model needs what was moved: `python -m bench.needed [--transcripts DIR] [--half
-reported|tuned|all]`.
+"""How often a model needs what was moved.
 
 Runs of strong models are replayed request by request. For each recorded reply, its *facts* are
 looked up in what a strategy would have sent before it: numbers of three or more digits, paths,
@@ -21,27 +20,24 @@ left out. Summaries are canned and hold no fact, for us and for `summary only` a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench import profiles
 from bench.fidelity import KINDS, LONGEST
-from bench.visibility import MODEL, REFERENCE, replay, synthetic
+from bench.sent import MODEL, REFERENCE, replay
 from proxy.dialects.chat import CHAT
 from proxy.policy import Policy, Profile
 from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
-from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
+from tests import written
+from tests.transcripts import Json, Run, requests_of
 
 ALL = "all"
 TRIGGER = 30_000
@@ -52,13 +48,14 @@ LEAST_DIGITS = 3
 """Characters of a line that counts as a quote, and digits of a number. Shorter ones are everywhere
 by chance."""
 
-AGES = ((1, 1), (2, 3), (4, 9), (10, 24), (25, 10**9))
-"""Replies since a result last had the fact: 1 is the reply right after it."""
-
 OLD_TEXT = frozenset({"old_str", "old_string", "old_text", "oldText", "search"})
 """Arguments of calls that quote the text which an edit replaces."""
 OURS = {f"proxy: {profile}": profile for profile in Profile}
-DEFAULT = f"proxy: {profiles.DEFAULT}"
+DEFAULT = f"proxy: {Profile.BALANCED}"
+CODING = "coding agents"
+GATHERING = "gathering agents"
+"""Agents that work on code, and those that gather facts through the APIs of others: research, MCP,
+customer service."""
 
 _OLD_BLOCK = re.compile(
     r"^(?:<<<BEFORE_EDIT>>>|<{5,9} SEARCH)\n(.*?)\n(?:<<<AFTER_EDIT>>>|={5,9}$)", re.M | re.S
@@ -80,9 +77,8 @@ MOVED = "moved"
 class Reply(msgspec.Struct, frozen=True):
     """A recorded reply, and what it has from results."""
 
-    used: dict[tuple[str, str], int]
-    """Its facts that a result brought and the task did not, with the replies since a result last
-    had each."""
+    used: Facts
+    """Its facts that a result brought and the task did not."""
     edits: list[Facts]
     """Of each edit, the quoted lines among these facts; edits that quote none are left out."""
     results: list[Json]
@@ -107,10 +103,6 @@ class Tally(msgspec.Struct):
     """
 
     where: Counter[str] = msgspec.field(default_factory=Counter)
-    kinds: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    """By kind of fact and place."""
-    ages: Counter[tuple[int, str]] = msgspec.field(default_factory=Counter)
-    """By place in `AGES` and place of the fact."""
     replies: int = 0
     lacking: int = 0
     one_read: int = 0
@@ -122,10 +114,7 @@ class Tally(msgspec.Struct):
     def note(self, reply: Reply, sent: Sequence[Sent]) -> None:
         """Count a reply's facts, by the messages of its request."""
         found = {fact: _place(fact, sent) for fact in reply.used}
-        for fact, place in found.items():
-            self.where[place] += 1
-            self.kinds[fact[0], place] += 1
-            self.ages[_bucket(reply.used[fact]), place] += 1
+        self.where.update(found.values())
         moved = {fact for fact, place in found.items() if place == MOVED}
         self.replies += bool(found)
         self.lacking += bool(moved)
@@ -143,18 +132,6 @@ class Tally(msgspec.Struct):
     def share(self, place: str) -> float:
         return _share(self.where[place], self.where.total())
 
-    def moved_at(self, bucket: int) -> float:
-        return _share(
-            self.ages[bucket, MOVED],
-            sum(self.ages[bucket, place] for place in (SENT, PREVIEW, MOVED)),
-        )
-
-    def moved_of(self, kind: str) -> float:
-        return _share(
-            self.kinds[kind, MOVED],
-            sum(self.kinds[kind, place] for place in (SENT, PREVIEW, MOVED)),
-        )
-
 
 def _place(fact: tuple[str, str], sent: Sequence[Sent]) -> str:
     found = [one.preview for one in sent if fact in one.facts]
@@ -165,10 +142,6 @@ def _place(fact: tuple[str, str], sent: Sequence[Sent]) -> str:
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _bucket(age: int) -> int:
-    return next(number for number, (_, last) in enumerate(AGES) if age <= last)
 
 
 # -- facts -----------------------------------------------------------------------------------------
@@ -242,7 +215,7 @@ def proxied(profile: Profile) -> Strategy:
     """The proxy's own preparation, under a profile."""
 
     def sent(run: Run, tokens: Tokens) -> Requests:
-        policy = Policy(offload=profiles.chosen(profile=profile).offload)
+        policy = Policy(offload=written.offload(profile=profile))
         bodies = asyncio.run(replay(run, policy, MessageCache(tokens))).bodies
         return (msgspec.json.decode(body)["messages"] for body in bodies)
 
@@ -312,24 +285,18 @@ def _read(encoded: str, tokens: Tokens) -> Sent:
 
 def replies_of(run: Run) -> Iterator[Reply]:
     """The recorded replies with their facts."""
-    last = dict[tuple[str, str], int]()
+    brought = set[tuple[str, str]]()
     given = set[tuple[str, str]]()
     results = list[Json]()
-    number = 0
     for message in run.messages:
         if message["role"] == "assistant":
-            number += 1
-            used = {
-                fact: number - last[fact]
-                for fact in of_message(message)
-                if fact in last and fact not in given
-            }
+            used = of_message(message) & brought - given
             calls = message.get("tool_calls") or ()
-            edits = [quoted(call["function"]["arguments"]) & used.keys() for call in calls]
+            edits = [quoted(call["function"]["arguments"]) & used for call in calls]
             yield Reply(used, [edit for edit in edits if edit], list(results))
         elif message["role"] == "tool":
             results.append(message)
-            last |= dict.fromkeys(of_message(message), number)
+            brought |= of_message(message)
         else:
             given |= of_message(message)
 
@@ -338,110 +305,58 @@ Found = dict[str, dict[str, Tally]]
 """Kind of agent or source → strategy → what became of the facts of its runs. `ALL` are all runs."""
 
 
+def agents(run: Run) -> str:
+    """The kind of agent that made this run: `CODING` or `GATHERING`."""
+    return CODING if run.kind in ("software-engineering", "ml-repo-execution") else GATHERING
+
+
 def needed(runs: Iterable[Run], strategies: Mapping[str, Strategy] = STRATEGIES) -> Found:
     """What became of the facts of these runs."""
     tokens = Tokens()
     found: Found = defaultdict(lambda: {name: Tally() for name in strategies})
     for run in runs:
         for name, one in tally(run, strategies, tokens).items():
-            for group in (ALL, profiles.agents(run), run.source):
+            for group in (ALL, agents(run), run.source):
                 found[group][name].add(one)
         facts_in.cache_clear()
         _read.cache_clear()
     return found
 
 
-def in_half(run: Run, half: str) -> bool:
-    """Whether a run is in this half; the rules for facts were chosen on the half that is not
-    reported."""
-    return half == "all" or profiles.is_reported(run) == (half == "reported")
+def report(runs: Iterable[Run]) -> str:
+    """Both tables."""
+    found = needed(runs)
+    return f"{table(found[ALL])}\n\n{group_table(found)}"
 
 
 def table(found: Mapping[str, Tally]) -> str:
-    ages = [
-        f"{first}-{last}" if first < last < 10**9 else f"{first}{'+' * (last > first)}"
-        for first, last in AGES
-    ]
+    """What became of the facts under each strategy."""
     first = next(iter(found.values()))
-    kinds = ("quotes", *KINDS)
     lines = [
-        f"{first.where.total():,} facts of results that {first.replies:,} replies use",
-        f"{'':38}{'tokens':>8}{'sent':>8}{'preview':>9}{'moved':>8}{'replies with a moved one':>26}",
+        f"{first.where.total():,} facts of results that {first.replies:,} replies use\n",
+        "| | tokens sent | sent | preview | moved | replies with a moved fact |",
+        "|---|---|---|---|---|---|",
     ]
     for name, one in found.items():
-        shares = f"{one.share(SENT):8.1%}{one.share(PREVIEW):9.1%}{one.share(MOVED):8.1%}"
+        places = " | ".join(f"{one.share(place):.1%}" for place in (SENT, PREVIEW, MOVED))
         tokens = _share(one.tokens, first.tokens)
         lacking = _share(one.lacking, one.replies)
-        lines.append(f"{name:38}{tokens:8.2f}{shares}{lacking:26.1%}")
-    lines += [
-        "",
-        f"{'moved, by replies since the result':38}" + "".join(f"{age:>9}" for age in ages),
-    ]
-    lines += [
-        f"{name:38}" + "".join(f"{one.moved_at(at):9.1%}" for at in range(len(AGES)))
-        for name, one in found.items()
-    ]
-    lines += ["", f"{'moved, by kind of fact':38}" + "".join(f"{kind:>13}" for kind in kinds)]
-    lines += [
-        f"{name:38}" + "".join(f"{one.moved_of(kind):13.1%}" for kind in kinds)
-        for name, one in found.items()
-    ]
+        lines.append(f"| {name} | {tokens:.2f} | {places} | {lacking:.1%} |")
     return "\n".join(lines)
 
 
 def group_table(found: Found) -> str:
     """By kind of agent and source: replies that use a moved fact, by profile; one read and edits
     under the default."""
-    shares = "".join(f"{profile:>10}" for profile in OURS.values())
-    lines = [
-        f"{'replies with a moved fact, by':38}{'replies':>8}{shares}{'one read':>10}{'edits, moved':>14}"
-    ]
-    kinds = [group for group in (ALL, profiles.CODING, profiles.GATHERING) if group in found]
+    lines = [f"| | replies | {' | '.join(OURS.values())} | one read | edits |"]
+    lines.append("|---" * (len(OURS) + 4) + "|")
+    kinds = [group for group in (ALL, CODING, GATHERING) if group in found]
     for group in [*kinds, *sorted(found.keys() - {*kinds})]:
         tallies = found[group]
         default = tallies[DEFAULT]
-        lacking = "".join(
-            f"{_share(tallies[name].lacking, tallies[name].replies):10.1%}" for name in OURS
-        )
+        lacking = [f"{_share(tallies[name].lacking, tallies[name].replies):.1%}" for name in OURS]
         one_read = f"{default.one_read} of {default.lacking}"
         edits = f"{default.edits_moved} of {default.edits}"
-        lines.append(f"{group:38}{default.replies:8,}{lacking}{one_read:>10}{edits:>14}")
+        cells = [group, f"{default.replies:,}", *lacking, one_read, edits]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs"
-    )
-    parser.add_argument(
-        "--above", type=int, default=30_000, help="the least tokens of a run [30000]"
-    )
-    parser.add_argument(
-        "--half", choices=("reported", "tuned", "all"), default="reported", help="[reported]"
-    )
-    parser.add_argument(
-        "--smoke", action="store_true", help="only two runs, as a quick check that it works"
-    )
-    options = parser.parse_args()
-    if absence(options.transcripts):
-        print(f"{absence(options.transcripts)}: a synthetic one instead")
-        runs = [synthetic()]
-    else:
-        runs = [
-            run
-            for run in load(options.above, folder=options.transcripts)
-            if in_half(run, options.half)
-        ]
-    runs = runs[:2] if options.smoke else runs
-    found = needed(runs)
-    print(
-        f"{len(runs)} runs above {options.above:,} tokens\n{table(found[ALL])}\n\n{group_table(found)}"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
