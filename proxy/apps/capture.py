@@ -3,8 +3,9 @@ room is short.
 
 A request is captured if the operator gave captures room, the tenant's policy agrees, and upstream
 answered it. Its record `NAMESPACE/captures/TIME-ID.jsonl` has the request's body and the numbers
-that upstream billed; no header is captured, so no key is. The proxy never reads it. Requests hand
-their body over and go on. One task writes, and drops what the store refuses or cannot keep up with.
+that upstream billed; of the headers, only `anthropic-beta` is captured, so no key is. The proxy
+never reads it. Requests hand their body over and go on. One task writes, and drops what the store
+refuses or cannot keep up with.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from proxy.dialects.messages import MESSAGES
 from proxy.dialects.usage import Reported
 from proxy.errors import ProxyError, StoreFull
 from proxy.plan.turn import Request
@@ -54,8 +56,9 @@ CLOSING = 0.5
 """Seconds at the end for what still waits."""
 
 
-def line(outcome: Outcome, body: bytes, when: float) -> bytes:
-    """Return a capture: one line of JSON, which is the client's body with something around it."""
+def line(outcome: Outcome, body: bytes, when: float, beta: str = "") -> bytes:
+    """Return a capture: one line of JSON, which is the client's body with something around it.
+    `beta` names what the client wants beyond its API."""
     about: dict[str, object] = {
         "custom_id": outcome.request_id,
         "time": datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds"),
@@ -69,6 +72,8 @@ def line(outcome: Outcome, body: bytes, when: float) -> bytes:
         about["usage"] = Reported(
             outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens
         )
+    if beta:
+        about["beta"] = beta
     # in JSON, these are never part of a string
     body = body.replace(b"\n", b" ").replace(b"\r", b" ")
     return msgspec.json.encode(about)[:-1] + b',"body":' + body + b"}\n"
@@ -88,6 +93,7 @@ class _Waiting(NamedTuple):
     outcome: Outcome
     body: bytes
     when: float
+    beta: str
 
 
 class Captures(Part):
@@ -112,9 +118,12 @@ class Captures(Part):
 
     def watch(self, outcome: Outcome, prepared: Prepared | None, client: Exchange | None) -> None:
         if prepared is not None:
-            self.take(outcome, prepared.tenant.policy, prepared.request)
+            beta = b",".join(client.headers.get_all(MESSAGES.beta_header)) if client else b""
+            self.take(outcome, prepared.tenant.policy, prepared.request, beta)
 
-    def take(self, outcome: Outcome, policy: Policy, chat: Request | None) -> None:
+    def take(
+        self, outcome: Outcome, policy: Policy, chat: Request | None, beta: bytes = b""
+    ) -> None:
         """Capture an answered request if its tenant's policy agrees. It is written later, or
         dropped."""
         if not self._limit or chat is None or not policy.capture:
@@ -125,7 +134,7 @@ class Captures(Part):
             self._warn("slow", "requests are not captured: the store does not keep up")
             return
         self._bytes += len(chat.body)
-        self._queue.put_nowait(_Waiting(outcome, chat.body, self._clock()))
+        self._queue.put_nowait(_Waiting(outcome, chat.body, self._clock(), beta.decode("latin-1")))
 
     def room_is_short(self) -> None:
         """Delete half of all captures. Others need the room more."""
@@ -175,9 +184,9 @@ class Captures(Part):
         finally:
             self._short = False
 
-    async def _write(self, outcome: Outcome, body: bytes, when: float) -> None:
+    async def _write(self, outcome: Outcome, body: bytes, when: float, beta: str) -> None:
         namespace = outcome.namespace
-        value = await self._threads.run(namespace, partial(line, outcome, body, when))
+        value = await self._threads.run(namespace, partial(line, outcome, body, when, beta))
         size = max(len(value), LEAST)
         if size > self._room:
             self._warn("large", "a request is not captured: it is too large for --capture")

@@ -257,6 +257,8 @@ _COMMANDS: Mapping[str, Command] = {
                 "instead of files, what `serve --capture` has captured in this store",
             ),
             ("--namespace", "NAMESPACE", "with --store: only this caller's"),
+            ("--verify", "", "ask the model captured requests again, and compare: costs money"),
+            ("--budget", "USD", "with --verify: what that may cost at most"),
         ),
     ),
     "recall": Command(
@@ -353,6 +355,10 @@ FILE is what you have: sessions of Claude Code, Codex or opencode; logs and
 exports of LiteLLM, Langfuse, LangSmith, Helicone or OpenTelemetry; request
 bodies as JSONL or JSON, also gzipped; a HAR; a directory of those; or - for
 standard input. Nothing is sent or stored, and credentials are not looked at.
+
+With --verify, captured requests go to the policy's upstream, with its key or
+yours (OPENAI_API_KEY, ANTHROPIC_API_KEY): twice as they were sent, and once as
+planned. It says before what that costs at most.
 """,
     "recall": """\
 The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a key, it shows what

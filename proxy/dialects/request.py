@@ -191,6 +191,10 @@ class RoundRequest(ABC):
     needs_tools: ClassVar[bool] = False
     """Whether a history with calls is refused if no tools are defined."""
 
+    client_tools: ClassVar[re.Pattern[str]] = re.compile("|function|custom")
+    """The types of tools that the client runs."""
+    tool_servers: ClassVar[str] = ""
+    """The member with servers of tools that upstream calls."""
     schema: ClassVar[str] = "parameters"
     """The member of a tool that says what its arguments are."""
 
@@ -231,6 +235,13 @@ class RoundRequest(ABC):
         functions = [object_of(tool.get("function")) or tool for tool in members]
         checked = [one for one in functions if "strict" in one or cls.schema in one]
         return {bytes(one.get("strict", NULL)) for one in checked} == {b"true"}
+
+    @classmethod
+    def upstream_runs(cls, request: Request) -> bool:
+        """Whether upstream itself runs some of the client's tools, as it does web searches."""
+        kinds = (text_of(object_of(tool).get("type")) for tool in elements_of(request.tools))
+        clients = all(cls.client_tools.fullmatch(kind) for kind in kinds)
+        return not clients or cls.tool_servers in request.members
 
     @property
     def wants_json(self) -> bool:

@@ -202,10 +202,21 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Whether this request is of the share of those with moved results that are asked again, to
         compare what follows. The same request always is, or never. Upstream must take it whole."""
         share = self.policy.offload.verify
-        if not share or self.plan.empty or self.request.continues:
-            return False
-        drawn = int.from_bytes(hashlib.sha256(b"verify" + self.chain[-1]).digest()[:8])
-        return drawn < share * 2**64 and self.room.holds(self.history.tokens)
+        drawn = share and int.from_bytes(hashlib.sha256(b"verify" + self.chain[-1]).digest()[:8])
+        return drawn < share * 2**64 and not self.unrepeatable
+
+    @cached_property
+    def unrepeatable(self) -> str:
+        """Why the request is not asked again to compare what follows; empty if it can be."""
+        if self.plan.empty:
+            return "the plan changes nothing"
+        if self.request.continues:
+            return "it goes on from a reply that upstream keeps"
+        if self.dialect.requests.upstream_runs(self.request):
+            return "upstream runs tools of its own for it"
+        if not self.room.holds(self.history.tokens):
+            return "its whole history does not fit the context window"
+        return ""
 
     @property
     def chain(self) -> list[bytes]:

@@ -67,6 +67,16 @@ def test_requests_are_captured_without_a_credential_and_replayed(
     assert f"2 requests, 1 session, captures of {capturing.store}\n" in capsys.readouterr().out
 
 
+def test_what_the_client_wants_beyond_its_api_is_captured(
+    capturing: Proxy, up: StrictUpstream
+) -> None:
+    """Without it, upstream may not take the request again."""
+    ask(capturing, up, **{"anthropic-beta": "one-2026-01-01,two-2026-02-02"})
+    ask(capturing, up)
+    found = [json.loads(file.read_bytes()).get("beta") for file in files(capturing)]
+    assert found == ["one-2026-01-01,two-2026-02-02", None]
+
+
 def test_captures_are_one_callers_and_are_forgotten_with_it(
     capturing: Proxy,
     up: StrictUpstream,

@@ -83,17 +83,17 @@ def test_no_figure_is_shown_of_fewer_than_thirty() -> None:
 @pytest.mark.parametrize(
     ("again", "whole", "both", "words"),
     [
-        (90, 90, 85, "between 7 of 100 fewer and 7 more"),
-        (95, 60, 60, "between 24 and 44 of 100 more"),
-        (60, 95, 60, "between 24 and 44 of 100 fewer"),
-        (100, 100, 100, "between 2 of 100 fewer and 2 more"),
+        (90, 90, 85, "none of 100 beyond chance: between 7 fewer and 7 more"),
+        (95, 60, 60, "35 of 100 beyond chance: between 24 and 44 more"),
+        (60, 95, 60, "35 of 100 fewer than chance: between 24 and 44 fewer"),
+        (100, 100, 100, "none of 100 beyond chance: between 2 fewer and 2 more"),
     ],
 )
 def test_an_interval_is_said_in_words(again: int, whole: int, both: int, words: str) -> None:
     sums = Counter(again_exact=again, whole_exact=whole, both_exact=both)
     found = pairs.figures(100, sums)[1]
     assert found.value == f"{whole} %"
-    assert f"the plan changes {words} than that" in found.lines[1]
+    assert found.lines[2] == f"the plan changes {words}"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,34 @@ def test_a_strict_tool_of_ours_is_strict_in_each_api(dialect: Dialect) -> None:
     assert dialect.requests.all_strict(Raw(rawjson.array(ours)))
 
 
+@pytest.mark.parametrize(
+    ("dialect", "runs", "more"),
+    [
+        (CHAT, False, {}),
+        (CHAT, False, {"tools": None}),
+        (CHAT, False, {"tools": [{"type": "function", "function": {"name": "look"}}]}),
+        (CHAT, True, {"tools": [{"type": "web_search"}]}),
+        (MESSAGES, False, {"tools": [{"name": "look", "input_schema": {}}]}),
+        (MESSAGES, False, {"tools": [{"type": "bash_20250124"}, {"type": "custom", "name": "a"}]}),
+        (MESSAGES, True, {"tools": [{"type": "code_execution_20250825", "name": "code"}]}),
+        (MESSAGES, True, {"mcp_servers": [{"type": "url", "url": "https://a.example"}]}),
+        (RESPONSES, False, {"tools": [{"type": "local_shell"}, {"type": "function", "name": "a"}]}),
+        (RESPONSES, True, {"tools": [{"type": "mcp", "server_label": "a"}]}),
+    ],
+)
+def test_whether_upstream_runs_tools_of_its_own(
+    dialect: Dialect, runs: bool, more: dict[str, Any]
+) -> None:
+    history = (
+        {"input": "Hi."}
+        if dialect is RESPONSES
+        else {"messages": [{"role": "user", "content": "Hi."}]}
+    )
+    body = {"model": "m", "max_tokens": 9, **history, **more}
+    request = dialect.parse(json.dumps(body).encode())
+    assert dialect.requests.upstream_runs(request) is runs
+
+
 NO_UTF8 = (b"\x9e", b"\xed\xa0\x80", b"\xc3")
 """A byte from the middle of a character, half a surrogate pair, and a character without its end."""
 

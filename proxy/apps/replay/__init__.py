@@ -18,6 +18,7 @@ import msgspec
 
 from proxy.apps.capture import captured
 from proxy.apps.offline import opened
+from proxy.apps.replay import proof
 from proxy.apps.replay.formats import ADDRESSED, HAR
 from proxy.apps.replay.recordings import (
     BODY,
@@ -30,9 +31,10 @@ from proxy.apps.replay.recordings import (
 )
 from proxy.apps.replay.report import outline, page
 from proxy.apps.replay.tally import Tally
+from proxy.apps.verify.asking import Purse
 from proxy.errors import UserMistake
 from proxy.plan.forecast import CAUSES
-from proxy.policies import defaults, load_alone
+from proxy.policies import defaults, load, load_alone
 from proxy.policy import Profile
 from proxy.requests.cache import MessageCache
 from proxy.settings import Settings
@@ -42,6 +44,7 @@ from proxy.threads import WorkPool
 from proxy.tokens import Tokens, counter
 
 DEFAULTS = "the defaults"
+MOST_MONEY = 1_000_000
 HOME = "the home directory"
 REASONS = 20
 """Most reasons for leaving out files that are shown."""
@@ -91,21 +94,17 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     if chosen.namespace and not chosen.store:
         raise UserMistake("--namespace needs --store: a file has all that it holds")
     report = _report(html) if html else None
+    if chosen.verify:
+        return _verify(settings, chosen, report)
+    if chosen.budget:
+        raise UserMistake("--budget is for --verify")
 
-    recordings = Recordings()
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        if chosen.store:
-            sources = [describe(settings.store)]
-            records = _captures(settings, chosen.namespace, loop)
-            requests = recordings.captured(Path(sources[0]), records)
-            read = f"captures of {harmless(sources[0])}"
-        else:
-            paths = named(files) if files else _at_home(environment)
-            sources = files or [HOME]
-            requests = chain.from_iterable(map(recordings.requests, paths))
-            read = several(len(paths), "file")
-        count = _replayed(requests, tallies, loop)
+        read = _Read(settings, chosen, loop)
+        count = _replayed(read.requests, tallies, loop)
+    recordings = read.recordings
+    sources = read.sources
     left_out = [harmless(line) for line in sentences(recordings.left_out.values())]
     if not count:
         raise UserMistake("\n".join(left_out))
@@ -113,11 +112,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     rows = list(rows_of(count, tallies))
     notes = [harmless(note) for note in (*_NOTES, *notes_of(recordings, tallies[0]))]
     if report:
-        text = page(count, sources, tallies, best, rows, notes, _named(recordings))
-        try:
-            report.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserMistake(f"--html {html}: cannot be written: {error.strerror}") from error
+        _write(report, page(count, sources, tallies, best, rows, notes, _named(recordings)))
     if chosen.json:
         names = [harmless(source) for source in sources]
         found = [{"policy": harmless(tally.name), **tally.figures()} for tally in tallies]
@@ -132,7 +127,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
         *(harmless(line) for line in headline(tallies)),
         *([recommendation(best)] if chosen.profile else []),
         "",
-        f"{several(count, 'request')}, {several(sessions, 'session')}, {read}{partly}",
+        f"{several(count, 'request')}, {several(sessions, 'session')}, {read.said}{partly}",
         "",
         table(rows, right=True),
         *(f"left out: {line}" for line in left_out),
@@ -141,6 +136,82 @@ def replay(settings: Settings, chosen: Namespace) -> int:
     ]
     sys.stdout.write("".join(f"{line}\n" for line in shown))
     return 0
+
+
+class _Read:
+    """What the command is to read: its `requests`, the names of their `sources`, and what is `said`
+    of them."""
+
+    def __init__(
+        self, settings: Settings, chosen: Namespace, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.recordings = Recordings()
+        if chosen.store:
+            self.sources = [describe(settings.store)]
+            records = _captures(settings, chosen.namespace, loop)
+            self.requests = self.recordings.captured(Path(self.sources[0]), records)
+            self.said = f"captures of {harmless(self.sources[0])}"
+        else:
+            paths = named(chosen.files) if chosen.files else _at_home(settings.environment)
+            self.sources = chosen.files or [HOME]
+            self.requests = chain.from_iterable(map(self.recordings.requests, paths))
+            self.said = several(len(paths), "file")
+
+
+def _write(report: Path, page: str) -> None:
+    """Raises UserMistake if that is not possible."""
+    try:
+        report.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserMistake(f"--html {report}: cannot be written: {error.strerror}") from error
+
+
+def _verify(settings: Settings, chosen: Namespace, report: Path | None) -> int:
+    """Ask captured requests again, and print what comes of it; to a page as well with `--html`.
+    Raises UserMistake and StoreFault."""
+    given = chosen.policy or []
+    if chosen.profile or len(given) > 1:
+        raise UserMistake("--verify takes one --policy, and no --profile")
+    if not (chosen.store or chosen.files):
+        raise UserMistake(
+            "--verify asks captured requests again: give --store, or files of requests"
+        )
+    budget = _money(chosen.budget) if chosen.budget else None
+    environment = settings.environment
+    if given:
+        policy = load_alone(Path(given[0]), environment)
+    else:
+        policy = load(None, environment, settings.upstream, settings.built_in).all()[0]
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        read = _Read(settings, chosen, loop)
+        draw = proof.Draw(policy)
+        if not _replayed(read.requests, [draw], loop):
+            raise UserMistake("\n".join(sentences(read.recordings.left_out.values())))
+        drawn = draw.order()
+        proof.check(drawn, draw, budget)
+        made = proof.Proof(policy, environment, Purse(budget or 0.0))
+        sys.stderr.write(proof.before(made, draw, drawn))
+        proof.run(made, settings, drawn, loop)
+    if report:
+        _write(report, proof.page(made, draw, Path(given[0]).name if given else DEFAULTS))
+    if chosen.json:
+        found = msgspec.json.encode(proof.found(made, draw))
+        sys.stdout.write(msgspec.json.format(found).decode() + "\n")
+    else:
+        sys.stdout.write("".join(f"{harmless(line)}\n" for line in proof.lines(made, draw)))
+    return 0 if made.asked else 1
+
+
+def _money(text: str) -> float:
+    """Return USD. Raises UserMistake."""
+    try:
+        money = float(text)
+    except ValueError:
+        money = -1.0
+    if not 0 <= money <= MOST_MONEY:
+        raise UserMistake(f"--budget {text}: expected USD, such as 2.00")
+    return money
 
 
 def _named(recordings: Recordings) -> list[str]:
@@ -211,7 +282,9 @@ def _captures(
 
 
 def _replayed(
-    requests: Iterable[RecordedRequest], tallies: Sequence[Tally], loop: asyncio.AbstractEventLoop
+    requests: Iterable[RecordedRequest],
+    tallies: Sequence[Tally | proof.Draw],
+    loop: asyncio.AbstractEventLoop,
 ) -> int:
     """Give every request to every tally; returns how many there were.
 

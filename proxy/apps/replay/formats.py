@@ -56,7 +56,10 @@ def addressed(record: Json, text: bytes) -> Iterator[Exported]:
         said = None
     method = record.get("method") if isinstance(record.get("method"), str) else "POST"
     body = bytes(rawjson.members(text)["body"])
-    yield _sent(method, record["url"], body, said, str(record.get("namespace") or ""))
+    caller = str(record.get("namespace") or "")
+    beta = record.get("beta")
+    sent = _sent(method, record["url"], body, said, caller)
+    yield sent._replace(beta=beta) if isinstance(beta, str) else sent
 
 
 def har(record: Json, session: RecordedSession) -> Iterator[Exported]:

@@ -60,6 +60,8 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """Who asked: in a capture, the namespace."""
     source: str = BODY
     """What its record is, as the notes name it."""
+    beta: str = ""
+    """What the client wanted beyond its API, as its header said."""
     expanded: bool = False
     """It is one turn of a conversation that was recorded as a whole."""
     file: str = ""
@@ -365,7 +367,9 @@ def _value_of(text: bytes) -> Json:
 def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedRequest:
     """Return the request of the export's API, or of the first one whose request it can be."""
     text = body if isinstance(body, bytes) else rawjson.encode(body)
-    found = RecordedRequest(None, None, Reason.INVALID, export.said, export.caller, source)
+    found = RecordedRequest(
+        None, None, Reason.INVALID, export.said, export.caller, source, beta=export.beta
+    )
     for candidate in [one for one in DIALECTS if one.name == export.api][:1] or for_body(text):
         try:
             found = replace(

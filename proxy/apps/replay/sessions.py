@@ -34,6 +34,8 @@ class Exported(NamedTuple):
     said: Reported | None = None
     caller: str = ""
     why: str = ""
+    beta: str = ""
+    """What the client wanted beyond its API."""
 
 
 @dataclass

@@ -31,6 +31,12 @@ class SessionKey(NamedTuple):
     caller: str
     """Who asked, if that is known."""
 
+    @classmethod
+    def of(cls, planned: Planned, caller: str) -> SessionKey:
+        roles = [item.role for item in planned.history.items]
+        asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
+        return cls(planned.dialect.name, planned.request.model, planned.chain[asked], caller)
+
 
 class Charge(NamedTuple):
     """What one request costs, as it came and as planned, in plain input tokens, and its time."""
@@ -124,15 +130,11 @@ class Tally(Sums):
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         self.sources[recorded.source] += 1
         self.expanded += recorded.expanded
-        planned, reason = await self._plan(recorded, reader)
+        planned, reason = await planned_by(self.policy, recorded, reader)
         if planned is None:
             self.unplanned[reason] += 1
             return
-        roles = [item.role for item in planned.history.items]
-        asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-        key = SessionKey(
-            planned.dialect.name, planned.request.model, planned.chain[asked], recorded.caller
-        )
+        key = SessionKey.of(planned, recorded.caller)
         course = self.sessions.setdefault(key, Course(file=recorded.file, began=recorded.time))
         if not course.planned and recorded.said is not None and recorded.source in SESSIONS:
             course.unseen = max(recorded.said.prompt - planned.tokens_before, 0)
@@ -160,22 +162,6 @@ class Tally(Sums):
                 course.told.append((course.planned, words))
         for sums in (self, course):
             sums.count(before, after, spent, event=event is not None)
-
-    async def _plan(
-        self, recorded: RecordedRequest, reader: MessageCache
-    ) -> tuple[Planned | None, str]:
-        dialect = recorded.dialect
-        chat = recorded.chat
-        if dialect is None or chat is None:
-            return None, recorded.reason or "other API"
-        policy = self.policy.for_api(dialect.name).for_model(chat.model).planning
-        if policy.offload.mode is Mode.OFF:
-            return None, Reason.OFF
-        try:
-            planned = await plan(dialect, chat, policy, policy.upstream.context_window, reader)
-        except Unplannable as error:
-            return None, error.reason
-        return planned, f"{Reason.FIELD} {chat.obstacle_beside(policy.upstream.members)}"
 
     @property
     def losses(self) -> int:
@@ -212,3 +198,21 @@ class Tally(Sums):
             "sessions_costing_more": self.losses,
             "worst_session": self.worst,
         }
+
+
+async def planned_by(
+    policy: Policy, recorded: RecordedRequest, reader: MessageCache
+) -> tuple[Planned | None, str]:
+    """Return a request as this policy plans it, or None and the reason why it does not."""
+    dialect = recorded.dialect
+    chat = recorded.chat
+    if dialect is None or chat is None:
+        return None, recorded.reason or "other API"
+    policy = policy.for_api(dialect.name).for_model(chat.model).planning
+    if policy.offload.mode is Mode.OFF:
+        return None, Reason.OFF
+    try:
+        planned = await plan(dialect, chat, policy, policy.upstream.context_window, reader)
+    except Unplannable as error:
+        return None, error.reason
+    return planned, f"{Reason.FIELD} {chat.obstacle_beside(policy.upstream.members)}"

@@ -22,6 +22,7 @@ from proxy.apps.verify.asking import (
     Asker,
     Meter,
     ModelReply,
+    Purse,
     as_observed,
     blamed,
     compared,
@@ -93,21 +94,20 @@ class Verify(Part):
         services = self._services
         policy = prepared.tenant.policy
         tenant = prepared.tenant.name
-        million = policy.offload.input_price
-        if million is None or self._clock() < self._rests.get(tenant, 0.0):
+        unpriced = policy.offload.input_price is None
+        if unpriced or self._clock() < self._rests.get(tenant, 0.0):
             return
         budget = policy.offload.verify_budget / services.settings.workers
-        left = budget - self._spending.today(tenant)
-        meter = Meter(left, million, policy.offload, planned.request.reply_tokens)
-        prompts = [planned.tokens_before, prepared.tokens_after]
-        if sum(map(meter.most, prompts)) > left:
+        purse = Purse(budget - self._spending.today(tenant))
+        meter = Meter(purse, policy.offload, planned.request.reply_tokens)
+        if meter.most(planned.tokens_before) + meter.most(prepared.tokens_after) > purse.left:
             return
 
         async def ask_twice() -> None:
             try:
-                compared = await self._compared(outcome, prepared, planned, client, meter)
+                compared = await self._compared(outcome, prepared, planned, client, purse)
             finally:
-                self._spending.add(tenant, meter.spent)
+                self._spending.add(tenant, purse.spent)
             if compared.fault:
                 self._rests[tenant] = self._clock() + REST
             services.sink(compared)
@@ -122,7 +122,7 @@ class Verify(Part):
         prepared: Prepared,
         planned: Planned,
         client: Exchange,
-        meter: Meter,
+        purse: Purse,
     ) -> Outcome:
         """Ask again, and return how the replies compare with what the client has seen."""
         began = time.perf_counter()
@@ -136,7 +136,7 @@ class Verify(Part):
             async with asyncio.timeout(SECONDS):
                 seen = await self._seen(prepared, planned)
                 rendered = prepared.rendered or await as_observed(services, prepared, planned)
-                asker = Asker(services, client, prepared, rendered, meter)
+                asker = Asker(services, client, prepared, rendered, purse)
                 spent = asker.spent
                 again = await (asker.whole() if observed else asker.planned())
                 other = await (asker.planned() if observed else asker.whole())

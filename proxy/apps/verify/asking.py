@@ -7,6 +7,7 @@ for a reply of `REPLY_TOKENS`. Once upstream has said what it counted, that is p
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ from proxy.upstream.client import UpstreamReply
 
 REPLY_TOKENS = 2_000
 """Tokens that a reply is taken to have until upstream has said it, or its limit if that is lower."""
+DECIMALS = 9
+"""Money is rounded to the billionth of a dollar."""
 DEAREST_OUTPUT = 9
 """The most that an output token costs in input tokens, in the lists of `plan.prices`' providers
 (8.3, of gemini-2.5-flash). What is spent is counted by this."""
@@ -41,44 +44,52 @@ class OverBudget(OffloadError):
     """There is no money for another round."""
 
 
-class Meter:
-    """The money that the replies to one request take. `left` is what there is, `million` the price of
-    a million tokens of plain input, and `limit` the tokens that the client allows a reply, 0 if it
-    does not say."""
+@dataclass
+class Purse:
+    """Money for extra requests, in USD. What is `spent` has, of replies that upstream has not
+    counted, the most that they can cost."""
 
-    def __init__(self, left: float, million: float, offload: Offload, limit: int) -> None:
-        self._left = left
-        self._price = million / 1_000_000
-        self._offload = offload
-        self._reply = min(limit or REPLY_TOKENS, REPLY_TOKENS)
-        self._paid = 0.0
-        self._open = 0.0
+    budget: float = 0.0
+    spent: float = 0.0
 
     @property
-    def spent(self) -> float:
-        """What was spent so far; of what upstream has not counted, the most that it can be."""
-        return self._paid + self._open
+    def left(self) -> float:
+        return self.budget - self.spent
+
+
+class Meter:
+    """Takes what one reply costs out of a purse. `limit` is the tokens that the client allows it; 0
+    if it does not say."""
+
+    def __init__(self, purse: Purse, offload: Offload, limit: int) -> None:
+        self._purse = purse
+        self._price = (offload.input_price or 0.0) / 1_000_000
+        self._offload = offload
+        self._reply = min(limit or REPLY_TOKENS, REPLY_TOKENS)
+        self._taken = 0.0
 
     def most(self, prompt: int) -> float:
         """Return the most that a round costs with so many tokens of input."""
-        return self._price * (
-            cost(self._offload, prompt, 0, 0, prompt) + DEAREST_OUTPUT * self._reply
-        )
+        dearest = cost(self._offload, prompt, 0, 0, prompt) + DEAREST_OUTPUT * self._reply
+        return self._price * dearest
 
     def open(self, prompt: int) -> None:
-        """Reserve the money for a round. Raises OverBudget if there is not enough."""
-        most = self.most(prompt)
-        if self.spent + most > self._left:
+        """Take the most that a round can cost. Raises OverBudget if that is not left."""
+        if self.most(prompt) > self._purse.left:
             raise OverBudget
-        self._open += most
+        self._take(self._taken + self.most(prompt))
 
     def settle(self, spent: Usage, rounds: int) -> None:
-        """Pay for rounds that have ended, if upstream has said of all of them what it counted."""
+        """Take what the rounds so far cost instead, if upstream has said of all of them what it
+        counted."""
         if spent.said >= rounds:
             counted = cost(self._offload, spent.prompt, spent.cached, 0, spent.largest)
-            self._open = self._price * (counted + DEAREST_OUTPUT * spent.completion)
-        self._paid += self._open
-        self._open = 0.0
+            self._take(self._price * (counted + DEAREST_OUTPUT * spent.completion))
+
+    def _take(self, money: float) -> None:
+        # what is taken and given back leaves nothing behind
+        self._purse.spent = round(self._purse.spent + money - self._taken, DECIMALS)
+        self._taken = money
 
 
 class Asker:
@@ -91,13 +102,13 @@ class Asker:
         client: Exchange,
         prepared: Prepared,
         rendered: Rendered,
-        meter: Meter,
+        purse: Purse,
     ) -> None:
         self._services = services
         self._client = client
         self._prepared = prepared
         self._rendered = rendered
-        self._meter = meter
+        self._purse = purse
         self._usage = asks_usage(prepared)
         self.spent: list[Usage] = []
         """What all replies so far took, whole or not."""
@@ -116,17 +127,22 @@ class Asker:
         services = self._services
         client = self._client.unheard()
         records = Records(services.store.visit(), prepared.tenant.namespace)
+        planned = self._rendered.planned
+        meter = Meter(self._purse, planned.policy.offload, planned.request.reply_tokens)
+
+        def open_round() -> None:
+            meter.settle(turn.spent, turn.rounds)
+            meter.open(tokens + sum(use.tokens for use in prepared.uses))
+
         rounds = _Unseen(services, client, prepared, self._rendered, records, _nothing)
-        rounds.open = lambda: self._meter.open(tokens + sum(use.tokens for use in prepared.uses))
+        rounds.open = open_round
         self.spent.append(turn.spent)
-        refused = None
         try:
             refused = await converse(turn, client, rounds)
+            meter.settle(turn.spent, turn.rounds + 1)
         except Refusal:
-            self._meter.settle(turn.spent, 0)
+            meter.settle(turn.spent, turn.rounds)
             raise
-        finally:
-            self._meter.settle(turn.spent, turn.rounds + 1)
         if refused is not None:
             raise refused
         if not turn.complete:

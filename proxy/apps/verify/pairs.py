@@ -159,7 +159,7 @@ def figures(asked: int, sums: Mapping[str, int]) -> list[Figure]:
                 "Length of replies",
                 _ratio(math.exp(sums["reply_ratio"] / number / SCALE), "longer", "shorter"),
                 (
-                    f"in the typical one of {number:,} requests; {_ratios(interval, 'longer', 'shorter')}",
+                    f"{_ratios(interval, 'longer', 'shorter')}, in the typical one of {number:,} requests",
                     f"on average {means[0]:,} tokens with the whole history, {means[1]:,} as planned",
                 ),
             )
@@ -171,7 +171,7 @@ def figures(asked: int, sums: Mapping[str, int]) -> list[Figure]:
                 "Cost with its reply",
                 _ratio(math.exp(sums["cost_ratio"] / number / SCALE), "more", "less"),
                 (
-                    f"for the typical one of {number:,} requests; {_ratios(interval, 'more', 'less')}",
+                    f"{_ratios(interval, 'more', 'less')}, for the typical one of {number:,} requests",
                     f"all of them together: {_ratio(change, 'more', 'less')}",
                 ),
             )
@@ -193,17 +193,20 @@ def _sameness(title: str, what: str, name: str, asked: int, sums: Mapping[str, i
     least = math.floor(100 * low)
     most = math.ceil(100 * high)
     if least < 0 < most:
-        changes = f"between {-least} of 100 fewer and {most} more"
+        within = f"between {-least} fewer and {most} more"
     elif least >= 0:
-        changes = f"between {least} and {most} of 100 more"
+        within = f"between {least} and {most} more"
     else:
-        changes = f"between {-most} and {-least} of 100 fewer"
+        within = f"between {-most} and {-least} fewer"
+    beyond = round(100 * (again - whole) / asked)
+    count = abs(beyond) or "none"
     return Figure(
         title,
         f"{100 * whole / asked:.0f} %",
         (
             f"{what} with and without the plan, of {asked:,} requests",
-            f"{100 * again / asked:.0f} % where the same request is asked twice: the plan changes {changes} than that",
+            f"{100 * again / asked:.0f} % where the same request is asked twice",
+            f"the plan changes {count} of 100 {'beyond' if beyond >= 0 else 'fewer than'} chance: {within}",
         ),
     )
 

@@ -52,6 +52,7 @@ class MessagesDialect(Dialect):
     """Vertex's paths, those that count tokens among them."""
     own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
+    beta_header = request.BETA
     signs = (
         b'"system":',
         b'"stop_sequences":',

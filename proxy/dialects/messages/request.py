@@ -13,6 +13,7 @@ The system prompt is no entry. An entry that is a string is text of ours for its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -327,6 +328,8 @@ class MessagesRoundRequest(RoundRequest):
     no_call = Raw(b'{"type":"none"}')
     needs_tools = True
     schema = "input_schema"
+    client_tools = re.compile(r"|custom|(bash|text_editor|computer|memory)_\d+")
+    tool_servers = "mcp_servers"
     forms = (("output_format",), ("output_config", "format"))
     updates = b'"output_config"'
     assembled = staticmethod(assembled)

@@ -10,6 +10,7 @@ is alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -300,6 +301,9 @@ def joined(entries: Sequence[Entry]) -> Raw:
 class ResponsesRoundRequest(RoundRequest):
     limits = LIMITS
     listed = ""
+    client_tools = re.compile(
+        r"|function|custom|local_shell|apply_patch|computer(_use)?(_preview)?"
+    )
     forms = (("text", "format"),)
     updates = b'"configuration_update"'
 

@@ -1,0 +1,254 @@
+"""`replay --verify`: captured requests are asked again, within a budget, and one page says what came
+of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from proxy.apps.replay import proof
+from proxy.cli import FAILED, MISTAKE, OK, main
+from tests.acceptance.test_archive import APIS, FACT, LOGS, body
+from tests.clients.apis import Asked, api
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
+
+Json = dict[str, Any]
+POLICY = """\
+upstream: {{base_url: {url}}}
+offload: {{mode: compact, max_total_tokens: 300, max_tool_message_tokens: 50, {more}}}
+tools: {{inject: when_offloading}}
+"""
+PRICED = "input_price: 1.0, cached_read: 0.1, cache_write: 1.25"
+BETA = "one-2026-01-01"
+SECRET = "sk-of-the-user"
+
+
+class World:
+    """A folder with 36 captures of nine sessions and a policy for a scripted upstream."""
+
+    def __init__(self, upstream: StrictUpstream, capsys: pytest.CaptureFixture[str]) -> None:
+        self.upstream = upstream
+        self.asked: list[Asked] = []
+        self._capsys = capsys
+        self.policy("chat", PRICED)
+
+    def policy(self, name: str, more: str) -> None:
+        base = self.upstream.url if name != "messages" else self.upstream.url.removesuffix("/v1")
+        Path("plan.yaml").write_text(POLICY.format(url=base, more=more))
+
+    def capture(self, name: str = "chat", count: int = 36, **more: Any) -> None:
+        lines = []
+        for number in range(count):
+            logs = [*LOGS[:2], (f"/{number // 4}.log", f"session {number // 4}")]
+            path, made = body(name, logs, f"And {number}?")
+            made |= more
+            url = f"/v1{path}"
+            about = {"url": url, "method": "POST", "namespace": f"{number // 4}", "beta": BETA}
+            lines.append({**about, "body": made})
+        Path("captures.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def answer(self, model: Callable[[Asked], Message], name: str = "chat") -> None:
+        def heard(asked: Asked) -> Message:
+            self.asked.append(asked)
+            return model(asked)
+
+        self.upstream.respond(api(name, heard))
+
+    def run(self, *more: str, code: int = OK) -> tuple[str, str]:
+        given = ["replay", "--verify", "--policy", "plan.yaml", "captures.jsonl", *more]
+        assert main(given) == code
+        out, err = self._capsys.readouterr()
+        assert SECRET not in out + err
+        return out, err
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[World]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.setenv(name, SECRET)
+    with StrictUpstream() as upstream:
+        yield World(upstream, capsys)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fewer requests be enough to begin. Figures need 30 all the same."""
+    monkeypatch.setattr(proof, "NEEDED", 4)
+
+
+def steady(asked: Asked) -> Message:
+    return calls(("look", {"path": "/next.log"}))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", APIS)
+def test_captures_are_asked_twice_as_they_were_and_once_as_planned(
+    world: World, name: str, streams: bool, few: None
+) -> None:
+    world.policy(name, PRICED)
+    world.capture(name, 8, stream=streams)
+    world.answer(
+        lambda asked: calls(("look", {"path": "/a" if FACT in asked.shown else "/b"})), name
+    )
+    out, err = world.run("--budget", "20", "--json")
+    found = json.loads(out)
+    assert (found["asked"], found["sessions"], found["failed"]) == (8, 2, {})
+    sums = found["sums"]
+    assert (sums["again_exact"], sums["whole_exact"], sums["whole_tools"]) == (8, 0, 8)
+    assert sums["measured"] == 8
+    assert 0 < found["spent"] < found["budget"]
+    assert sum(FACT in asked.shown for asked in world.asked) == 16 and len(world.asked) == 24
+    assert f"Asks {world.upstream.url.removesuffix('/v1')}" in err and "at most $" in err
+    keys = {
+        one.header("authorization") or one.header("x-api-key") for one in world.upstream.requests
+    }
+    betas = {one.header("anthropic-beta") for one in world.upstream.requests}
+    assert betas == {BETA}
+    assert keys == {SECRET if name == "messages" else f"Bearer {SECRET}"}
+
+
+def test_one_page_says_what_was_asked_and_what_came_of_it(world: World) -> None:
+    chance = Random(7)
+
+    def model(asked: Asked) -> Message:
+        longer = 1.0 if FACT in asked.shown else 2.0
+        return text("word " * round(200 * longer * chance.lognormvariate(0, 0.1)))
+
+    world.capture()
+    world.answer(model)
+    out, _ = world.run("--budget", "20", "--html", "page.html")
+    page = Path("page.html").read_text()
+    assert "36 recorded requests went to the model three times each" in page
+    assert re.search(r"Length of replies</dt><dd><div class=\"figure\">(9\d|10\d)", page), page
+    assert "Same next action: 100 %" in out and "Spent: at most $" in out and "of $20.00" in out
+    assert "36 requests of 9 sessions, drawn from 36 that the plan changes, of 36 read" in out
+    assert (
+        "default-src 'none'" in page
+        and "<script" not in page
+        and "http" not in page.split("<main>")[1]
+    )
+    assert "vault" not in page and "And 1?" not in page and "plan.yaml" in page
+
+
+def test_the_money_is_enough_or_nothing_is_asked(world: World) -> None:
+    world.capture()
+    world.answer(steady)
+    _, err = world.run(code=MISTAKE)
+    least = float(re.search(r"at least --budget (\d+\.\d\d)", err)[1])  # type: ignore[index]
+    _, err = world.run("--budget", str(least - 0.01), code=MISTAKE)
+    assert "30 requests, the fewest of which a figure is shown, cost up to" in err
+    assert not world.asked
+    out, _ = world.run("--budget", str(least), "--json")
+    found = json.loads(out)
+    assert found["asked"] >= 30 and found["spent"] <= least
+
+
+def test_it_ends_where_the_next_request_may_cost_too_much(world: World, few: None) -> None:
+    """Nothing of it is cached here, so each request costs what it may cost at most."""
+    world.capture()
+    world.answer(lambda asked: text("word " * 1_990))
+    world.policy("chat", "input_price: 1.0, cached_read: 1.0, cache_write: 1.0")
+    out, _ = world.run("--budget", "0.5", "--json")
+    found = json.loads(out)
+    assert 4 <= found["asked"] < 36
+    assert found["ended"] == "the next request may have cost more than was left"
+    assert found["figures"] == [] and found["missing"].endswith("that a figure needs")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "upstream runs tools of its own for it"),
+        ({"previous_response_id": "resp_1"}, "not planned: field previous_response_id"),
+        ({"input": "Hi."}, "the plan changes nothing"),
+    ],
+)
+def test_what_is_not_asked_again_is_counted(world: World, more: Json, why: str) -> None:
+    world.capture("responses", **more)
+    _, err = world.run("--budget", "2", code=MISTAKE)
+    assert f"36 left out: {why}" in err
+
+
+def test_without_a_price_nothing_is_asked(world: World) -> None:
+    world.capture(model="house-model")
+    Path("plan.yaml").write_text(
+        POLICY.format(url="https://gateway.example/v1", more="keep_views: 2")
+    )
+    _, err = world.run("--budget", "2.00", code=MISTAKE)
+    assert (
+        "the price of house-model is not known: give a --policy with `offload.input_price`" in err
+    )
+
+
+def test_a_key_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+    world.capture()
+    Path("plan.yaml").write_text(POLICY.format(url="https://gateway.example/v1", more=PRICED))
+    _, err = world.run("--budget", "20", code=MISTAKE)
+    assert "asks https://gateway.example/v1 with your key: set OPENAI_API_KEY" in err
+
+
+def test_a_refusal_of_every_request_ends_it_early(world: World, few: None) -> None:
+    world.capture()
+    world.upstream.respond(lambda request: error(401))
+    out, _ = world.run("--budget", "20", "--json", code=FAILED)
+    found = json.loads(out)
+    assert found["ended"] == "5 requests failed one after the other"
+    assert (found["asked"], found["spent"]) == (0, 0)
+    assert found["failed"].keys() == {"upstream answered 401"}
+    assert len(world.upstream.requests) < 36
+
+
+def test_a_full_upstream_is_asked_again(world: World, few: None) -> None:
+    world.capture(count=8)
+    answer = api("chat", steady)
+    seen = list[Recorded]()
+
+    def limited(request: Recorded) -> Any:
+        seen.append(request)
+        return error(429, headers={"retry-after": "0"}) if len(seen) % 6 == 4 else answer(request)
+
+    world.upstream.respond(limited)
+    found = json.loads(world.run("--budget", "20", "--json")[0])
+    assert (found["asked"], found["failed"]) == (8, {})
+
+
+def test_sessions_are_drawn_evenly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of each first, and the same ones each time."""
+    monkeypatch.setattr(proof, "MOST", 9)
+    monkeypatch.setattr(proof, "NEEDED", 9)
+    world.capture()
+    world.answer(steady)
+    found = json.loads(world.run("--budget", "20", "--json")[0])
+    assert (found["asked"], found["sessions"], found["changed"]) == (9, 9, 36)
+    first = {asked.shown for asked in world.asked}
+    world.asked.clear()
+    world.run("--budget", "20")
+    assert {asked.shown for asked in world.asked} == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--budget", "two"], "--budget two: expected USD, such as 2.00"),
+        (["--budget", "nan"], "--budget nan: expected USD, such as 2.00"),
+        (["--profile", "--budget", "2"], "--verify takes one --policy, and no --profile"),
+        (["--budget", "2"], "0 requests of 2 can be asked again, and a figure needs 30"),
+    ],
+)
+def test_mistakes_are_named(world: World, arguments: list[str], fault: str) -> None:
+    session = [{"role": "user", "content": "Hi."}]
+    Path("captures.jsonl").write_text(
+        f"{json.dumps({'model': 'gpt-4.1', 'messages': session})}\n" * 2
+    )
+    _, err = world.run(*arguments, code=MISTAKE)
+    assert fault in err
