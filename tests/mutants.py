@@ -154,10 +154,14 @@ def chosen(package: str, seed: int, number: int) -> list[Mutant]:
     return picked[:number]
 
 
+OUTSIDE = {"server": ["tests/acceptance/test_bounds.py", "tests/acceptance/test_slow_clients.py"]}
+"""Tests of a package that speak to a whole proxy."""
+
+
 def tests_of(package: str) -> list[str]:
     """The paths of a package's own tests."""
     names = (f"tests/{package}", f"tests/test_{package}.py")
-    return [name for name in names if (HERE / name).exists()]
+    return [name for name in names if (HERE / name).exists()] + OUTSIDE.get(package, [])
 
 
 def copied(folder: Path) -> None:
@@ -183,6 +187,7 @@ def passes(tests: list[str], folder: Path, limit: float) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     # The same examples of properties for every mutant, as in CI.
     environment = os.environ | {"PYTHONPATH": str(folder), "CI": "true"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile everything
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -65,18 +65,24 @@ def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
 
 
 @pytest.mark.parametrize(
-    "choice", ["none", {"type": "function", "function": {"name": "fetch"}}], ids=["none", "a name"]
+    ("choice", "moves"),
+    [
+        ("none", False),
+        ({"type": "function", "function": {"name": "fetch"}}, False),
+        ("auto", True),
+    ],
+    ids=["none", "a name", "auto"],
 )
 def test_nothing_moves_that_fits_if_the_model_may_not_call_our_tools(
-    up: StrictUpstream, ask: Ask, choice: Any
+    up: StrictUpstream, ask: Ask, choice: Any, moves: bool
 ) -> None:
     """The model could not read it back."""
     up.script(text("Yes."))
     ask(tool_choice=choice)
     [request] = up.chats
     assert request.json["tool_choice"] == choice
-    assert request.tool_names == ["fetch"]
-    assert len(references(request)) == 0
+    assert request.tool_names == ["fetch", *OURS * moves]
+    assert bool(references(request)) is moves
 
 
 # -- messages --------------------------------------------------------------------------------------

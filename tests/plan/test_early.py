@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
 from proxy.plan.planner import PAYBACK, Fold, least_freed
 from proxy.policy import Mode, Offload
-from tests.plan.test_planner import histories, history, points, policy
+from tests.plan.test_planner import found, histories, history, points, policy
 from tests.written import fold
 
 
@@ -188,6 +188,16 @@ paying = st.builds(
     cache_write=st.sampled_from([0.5, 1.0, 1.25]),
 )
 rooms = st.builds(Room, st.sampled_from([None, 500, 3000]))
+
+
+@pytest.mark.parametrize("cause", [Cause.EARLY, Cause.TOTAL, Cause.WINDOW])
+def test_the_properties_are_of_plans_with_events(cause: Cause) -> None:
+    """Each would hold if nothing ever moved."""
+
+    def caused(given: tuple[list[Item], Offload, Room]) -> bool:
+        return any(event.cause is cause for event in fold(*given).events)
+
+    assert found(st.tuples(histories(), paying, rooms), caused)
 
 
 @given(histories(), paying, rooms)

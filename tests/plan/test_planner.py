@@ -6,11 +6,12 @@ and sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import takewhile
+from typing import TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from proxy.plan.plan import PATIENCE, Item, Move, Plan, Role, Room, live
@@ -380,6 +381,14 @@ def points(items: list[Item]) -> Iterator[int]:
             yield index
 
 
+T = TypeVar("T")
+
+
+def found(strategy: st.SearchStrategy[T], condition: Callable[[T], bool]) -> T:
+    """The first example with this condition. Raises `NoSuchExample`."""
+    return find(strategy, condition, settings=settings(max_examples=2_000, phases=[Phase.generate]))
+
+
 offloads = st.builds(
     policy,
     st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
@@ -405,6 +414,15 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
         assert whole.boundaries[: len(earlier.boundaries)] == earlier.boundaries
         then = whole.before(events + 1) if len(whole.events) > events else whole
         assert {index for index in then.moves if index < point} == set(earlier.moves)
+
+
+def test_the_properties_are_of_plans_with_boundaries_and_pins() -> None:
+    """Each would hold if nothing were ever summarised."""
+
+    def pinned(given: tuple[list[Item], Offload, Room]) -> bool:
+        return any(len(boundary.pins) > 3 for boundary in fold(*given).boundaries)
+
+    assert found(st.tuples(histories(), offloads, rooms), pinned)
 
 
 @given(histories(), offloads, rooms)

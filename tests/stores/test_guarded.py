@@ -48,7 +48,7 @@ class Scripted:
         self.closed = False
 
     async def put(self, key: str, value: bytes, *, sync: bool = True) -> bool:
-        await self._asked(f"put {key}")
+        await self._asked(f"put {key}{'' if sync else ' some day'}")
         free = key not in self.records
         self.records.setdefault(key, value)
         return free
@@ -485,6 +485,7 @@ async def test_a_good_record_that_took_a_damaged_ones_place_stays(
     store.records[KEY] = b"damaged"
     assert await visit.put_intact(KEY, b"good", is_good)
     assert store.records == {KEY: b"good"}
+    assert await visit.put_intact(OTHER, b"good", is_good)
 
 
 async def test_a_record_that_is_owed_outlives_a_damaged_one(

@@ -187,8 +187,12 @@ async def test_decoding_ends_when_the_client_leaves() -> None:
 def test_the_beginning_of_a_long_refusal() -> None:
     assert beginning(gzip.compress(bytes(1 << 20)), "gzip", 1000)[:1000] == bytes(1000)
     assert beginning(TEXT, "", 1000)[:1000] == TEXT[:1000]
-    with pytest.raises(BadEncoding):
-        beginning(gzip.compress(TEXT)[:50], "gzip", 1 << 20)
+    noise = random.Random(1).randbytes(1000)
+    packed = gzip.compress(noise)
+    assert beginning(packed, "gzip", len(packed) - 1) == noise
+    for most in (len(packed) - 1, 1 << 20):
+        with pytest.raises(BadEncoding):
+            beginning(packed[:-1], "gzip", most)
 
 
 def test_a_zstd_frame_may_not_ask_for_more_memory_than_http_allows() -> None:

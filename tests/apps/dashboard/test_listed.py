@@ -86,6 +86,9 @@ def test_every_message_is_listed_with_what_was_sent_of_it(
         assert [one["index"] for one in listed] == list(range(row["messages"])) and not row[
             "detail"
         ]["omitted"]
+        for one in listed:
+            waits = one["kind"] == "results" and not one["rule"]
+            assert one["stays"] == ("waiting" if waits else "")
         aside = sum(row["kinds"]) - sum(one["sent"] + one["hidden"] for one in listed)
         assert aside > 0, "the client's tools, and ours"
         if row["kind"] == "untouched":
@@ -167,3 +170,4 @@ def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, mode
     [restored] = [one for one in last["detail"]["messages"] if one["rule"] == "restored"]
     assert (restored["index"], restored["kind"]) == (len(history) - 2, "assistant")
     assert restored["hidden"] > 0 and restored["sent_digest"] not in ("", restored["digest"])
+    assert last["detail"]["messages"][-1]["stays"] == "small"

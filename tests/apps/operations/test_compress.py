@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.stores.local import Folder
 from tests.serving import PLAIN, Proxy, served, tight
 from tests.steps import chat
 
@@ -114,12 +116,25 @@ def test_a_growing_history_keeps_its_beginning(proxy: Proxy) -> None:
         before = got
 
 
-def test_it_says_why_nothing_moves(proxy: Proxy) -> None:
+@pytest.mark.parametrize("size", [1, 6])
+def test_it_says_why_nothing_moves(proxy: Proxy, size: int) -> None:
+    """A result that is larger than the ceiling has not been answered."""
     messages = history(1)
+    messages[-1]["content"] *= size
     got = asked(proxy, messages)
     assert got["messages"] == messages
     assert got["reason"].startswith("waiting: ")
     assert got["compression_ratio"] == 1.0
+
+
+def test_nothing_moves_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with served({"default": POLICY}) as proxy:
+        monkeypatch.setattr(Folder, "put", full)
+        reply = proxy.post("/v1/compress", {"messages": history(8), "model": "m"}, "gateway")
+    assert reply.status_code == 503 and "so nothing moves" in reply.text
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])

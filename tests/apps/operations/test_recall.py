@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.plan.preview import ORIGINALS
 from tests.acceptance.test_archive import (
     FACT,
     LOGS,
@@ -21,8 +22,9 @@ from tests.acceptance.test_archive import (
     first_conversation,
     kept,
 )
-from tests.clients.apis import api
-from tests.fake_upstream import StrictUpstream
+from tests.clients.apis import Asked, api
+from tests.clients.worker import SUMMARY, is_summary
+from tests.fake_upstream import Message, StrictUpstream, text
 from tests.serving import Proxy, served, tight, wait_until
 
 __all__ = ["kept"]
@@ -192,6 +194,21 @@ def test_every_api_is_listed(name: str, tmp_path: Path) -> None:
             session["title"] == "Look into the logs."
             and session["model"] == body(name, [], "")[1]["model"]
         )
+
+
+def test_the_originals_behind_a_summary_are_listed(tmp_path: Path) -> None:
+    class Summariser(Model):
+        def __call__(self, asked: Asked) -> Message:
+            return text(SUMMARY) if is_summary(asked) else super().__call__(asked)
+
+    compress = {"mode": "compress", "compress": {"wait": "always", "snapshot_tokens": 200}}
+    with archived(Summariser(), tmp_path, offload=compress) as proxy:
+        ask(proxy, "chat", LOGS, "And?")
+        wait_until(lambda: bool(recall(proxy, "sessions")["metadata"]["sessions"]))
+        [session] = recall(proxy, "sessions")["metadata"]["sessions"]
+        texts = recall(proxy, "sessions", session=session["session"])["metadata"]["texts"]
+        paths = [text["path"] for text in texts if text["about"] == ORIGINALS.about]
+        assert any(FACT in posted(proxy, "read", absolute_path=path).text for path in paths)
 
 
 def test_the_index_is_written_once_for_each_event(tmp_path: Path) -> None:

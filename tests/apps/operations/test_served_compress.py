@@ -188,6 +188,9 @@ def test_groups_consist_of_whole_steps_and_a_large_step_is_its_own_group(
         large,
         dialogue(2, 100),
     ]
+    _, orphan = step("gone", words(100))
+    reply = caller.compress([*dialogue(6, 100), orphan], keep_recent_count=1)
+    assert reply.messages[1:] == [dialogue(6, 100)[-1], orphan], "it belongs to what precedes it"
 
 
 # -- auto ------------------------------------------------------------------------------------------
