@@ -256,6 +256,7 @@ def proxy(offload: Offload, *, dashboard: bool = False) -> Launcher:
             f"--port={site.port}",
             f"--policies={policies}",
             f"--store={site.folder / 'store'}",
+            "--dashboard=off",
         ]
         if dashboard:
             flags.append(f"--dashboard={site.folder / 'rows.db'}")

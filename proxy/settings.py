@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from hashlib import sha256
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.errors import UserMistake
+from proxy.plan.prices import is_loopback
 from proxy.policy import BASE_URL, Profile, Seconds, says
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
@@ -100,7 +102,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         says("a size of at least 1MiB, such as 1GiB, for requests of tenants with `capture: true`"),
     ] = 0
     """In the store; the oldest go. 0: none are captured."""
-    dashboard: Annotated[Path | None, says("a file for the rows of the pages at /_offload/")] = None
+    dashboard: Annotated[
+        Path | None,
+        says(
+            "a file for the rows of the pages at /_offload/, or off; on loopback one below ~/.local/state"
+        ),
+    ] = None
+    dashboard_named: bool = False
+    """Whether that file was named, or the dashboard turned off."""
     dashboard_limit: Annotated[
         int,
         says(
@@ -123,6 +132,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All variables, for `${NAME}` and `env:` in policies."""
     state: Path | None = None
     """Our folder in the user's state directory; None if the user has none."""
+    below: str = ""
+    """A path, such as `/secret`, below which alone callers are served; empty: all are."""
     built_in: Mapping[str, str] = msgspec.field(default_factory=lambda: {"default": "{}"})
     """The policies where there is no directory of them, as YAML, by the names that their files
     would have."""
@@ -171,11 +182,15 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             expected = _expected(field) or "printable ASCII"  # of the token, which is no flag
             fault = _fault(text) if field.name in ("upstream", "replica_url") else ""
             raise UserMistake(f"{source}: {fault}expected {expected}") from error
-    settings = Settings(**given)
+    settings = Settings(**given, dashboard_named="dashboard" in given)
     if settings.profile and settings.policies:
         raise UserMistake(
             "--profile is for the built-in policy: write `offload: {profile: …}` into yours"
         )
+    if not settings.dashboard_named and settings.state and is_loopback(settings.host):
+        about = settings.policies.resolve() if settings.policies else settings.upstream
+        rows = rows_file(settings.state, "serve", str(about))
+        settings = msgspec.structs.replace(settings, dashboard=rows)
     if not settings.policies:
         built_in = policy(settings.upstream, settings.profile)
         settings = msgspec.structs.replace(settings, built_in={"default": built_in})
@@ -185,6 +200,16 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
             f"({settings.body_limit} bytes): raise the first to {2 * settings.body_limit}, or lower the second"
         )
     return settings
+
+
+ROWS = "dashboard-*.db"
+"""The names of dashboards' files in our folder."""
+
+
+def rows_file(state: Path, *about: str) -> Path:
+    """Return the dashboard's file of all proxies about which the same is said. So proxies in front
+    of different upstreams do not mix their sums."""
+    return state / ROWS.replace("*", sha256(" ".join(about).encode()).hexdigest()[:8])
 
 
 _ENDPOINT = re.compile(r"(/chat)?/(completions|responses|messages|embeddings)/?$")
@@ -246,7 +271,7 @@ def _flag(name: str) -> str:
 
 
 def _variables(name: str) -> tuple[str, ...]:
-    if name in ("environment", "state", "built_in"):
+    if name in ("environment", "state", "below", "built_in", "dashboard_named"):
         return ()
     return ("OFFLOAD_" + name.upper(), *(("OPENAI_BASE_URL",) if name == "upstream" else ()))
 
@@ -293,12 +318,17 @@ def _path(text: str) -> str:
     return os.path.expanduser(_filled(text))
 
 
+def _rows(text: str) -> str | None:
+    """The path of the dashboard's file; None if it is off."""
+    return None if text.lower() == "off" else _path(text)
+
+
 _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
     "buffered_limit": _bytes,
     "capture": _room,
-    "dashboard": _path,
+    "dashboard": _rows,
     "dashboard_limit": _bytes,
     "host": lambda text: _filled(text.strip("[]")),
     "monitor_networks": _networks,

@@ -102,6 +102,14 @@ def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let nothing that tests start write into the user's state directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def up() -> Iterator[StrictUpstream]:
     """A strict upstream. A request that it refuses fails the test, unless the test sets

@@ -203,6 +203,7 @@ def spawned(
         told = {
             **clean_environment(),
             "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8",
+            "XDG_STATE_HOME": str(proxy.folder / "state"),
             **(environment or {}),
         }
         if policies and not any(isinstance(policy, str) for policy in policies.values()):
@@ -289,11 +290,12 @@ def _announced_port(proxy: Proxy, process: Process) -> int:
 
 def clean_environment() -> dict[str, str]:
     """Return our environment without the variables that configure the proxy or route it through
-    another one."""
+    another one. The dashboard, which is on by default, is off."""
     steering = ("OFFLOAD_", "OPENAI_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    return {
+    plain = {
         name: value for name, value in os.environ.items() if not name.upper().startswith(steering)
     }
+    return {**plain, "OFFLOAD_DASHBOARD": "off"}
 
 
 def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """Flags over environment over defaults, each mistake named by where it was made."""
 
 import pickle
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -45,11 +46,12 @@ def without_environment(settings: Settings) -> Settings:
 def test_every_setting_has_a_flag_and_a_variable() -> None:
     flags = {name: text for name, (text, _) in EVERY.items()}
     variables = {f"OFFLOAD_{name.upper()}": text for name, text in flags.items()}
-    expected = Settings(**{name: value for name, (_, value) in EVERY.items()})
+    given = {name: value for name, (_, value) in EVERY.items()}
+    expected = Settings(**given, dashboard_named=True)
     assert without_environment(read(flags, {})) == expected
     assert without_environment(read({}, variables)) == expected
     assert {field.name for field in msgspec.structs.fields(Settings)} == {
-        *EVERY, "admin_token", "environment", "profile", "state", "built_in",
+        *EVERY, "admin_token", "environment", "profile", "state", "built_in", "dashboard_named", "below",
     }  # fmt: skip
 
 
@@ -112,6 +114,36 @@ def test_the_store_defaults_to_the_users_state_directory(
     environment: dict[str, str], store: str
 ) -> None:
     assert read({}, environment).store == store
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "on"),
+    [
+        ({}, {"HOME": "/home/me"}, True),
+        ({"host": "::1"}, {"HOME": "/home/me"}, True),
+        ({"host": "0.0.0.0"}, {"HOME": "/home/me"}, False),
+        ({"dashboard": "off"}, {"HOME": "/home/me"}, False),
+        ({}, {"HOME": "/home/me", "OFFLOAD_DASHBOARD": "OFF"}, False),
+        ({}, {}, False),
+    ],
+)
+def test_on_loopback_there_is_a_dashboard_unless_it_is_off(
+    flags: dict[str, str], environment: dict[str, str], on: bool
+) -> None:
+    found = read(flags, environment).dashboard
+    assert (found is not None) == on
+    if found:
+        assert re.fullmatch(
+            r"/home/me/.local/state/offload-proxy/dashboard-[0-9a-f]{8}\.db", str(found)
+        )
+
+
+def test_proxies_in_front_of_different_upstreams_have_different_dashboards() -> None:
+    home = {"HOME": "/home/me"}
+    said: list[dict[str, str]] = [{}, {"upstream": "http://h/v1"}, {"policies": "p"}]
+    found = [read(one, home).dashboard for one in said]
+    assert len({*found}) == 3
+    assert found == [read(one | {"port": "9000"}, home).dashboard for one in said]
 
 
 def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,7 +323,11 @@ _ACTIONS: Mapping[str, Command] = {
         "delete everything that is kept of a namespace: its records of every kind, and rows",
         (
             ("namespace", "NAMESPACE", "one caller, as `store ls` lists them"),
-            ("--dashboard", "FILE", "the file of `serve --dashboard`; also OFFLOAD_DASHBOARD"),
+            (
+                "--dashboard",
+                "FILE",
+                "the file of `serve --dashboard`; also OFFLOAD_DASHBOARD [those of your proxies]",
+            ),
             ("--yes", "", "do not ask"),
         ),
     ),

@@ -395,4 +395,5 @@ def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> It
     else:
         yield f"policy     {len(found)} of {settings.policies}; `offload-proxy check` explains them"
     yield f"store      {describe(settings.store)}, {'DOES NOT WORK' if fault else 'works'}"
-    yield f"dashboard  {settings.dashboard or 'off; --dashboard FILE shows every request and what it cost'}"
+    off = "off; --dashboard FILE shows every request and what it cost"
+    yield f"dashboard  {f'{settings.dashboard}; --dashboard off ends it' if settings.dashboard else off}"

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from proxy import policies
@@ -20,7 +21,7 @@ from proxy.apps.offline import opened, retention_of
 from proxy.apps.operations.call import name_of
 from proxy.errors import DashboardFault, UserMistake
 from proxy.policies.tenants import described, identify, namespace_as
-from proxy.settings import Settings
+from proxy.settings import ROWS, Settings
 from proxy.stores import Entry, Store, is_part, namespace_of
 from proxy.terminal import duration, harmless, in_units, several, table
 
@@ -190,23 +191,33 @@ def forget(settings: Settings, chosen: Namespace) -> int:
     return 1 if late else 0
 
 
+def _dashboards(settings: Settings) -> list[Path]:
+    """Return the files of dashboards: the one that is named, else those of this user's proxies.
+    Raises UserMistake."""
+    if not settings.dashboard_named:
+        return sorted(settings.state.glob(ROWS)) if settings.state else []
+    if settings.dashboard is None or settings.dashboard.is_file():
+        return [settings.dashboard] if settings.dashboard else []
+    raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
+
+
 def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
     """Return how much is kept, and delete it if told to. Raises UserMistake and StoreFault."""
     rows = None
-    if settings.dashboard is not None:
-        if not settings.dashboard.is_file():
-            raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
+    dashboards = _dashboards(settings)
+    for path in dashboards:
         try:
-            with closing(Rows(settings.dashboard, settings.dashboard_limit)) as table:
-                rows = table.count(namespace)
+            with closing(Rows(path, settings.dashboard_limit)) as table:
+                found = table.count(namespace)
+                rows = rows if found is None else (rows or 0) + found
                 if delete:
                     table.forget(namespace, time.time())
         except (DashboardFault, sqlite3.Error) as error:
-            raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
+            raise UserMistake(f"--dashboard {path}: {error}") from error
 
     async def count(store: Store) -> int:
         keys = [entry.key for entry in await _found(store, f"{namespace}/")]
-        if delete and settings.dashboard is not None:  # for the dashboards of other replicas
+        if delete and dashboards:  # for the dashboards of other replicas
             await store.put(fleet.forgotten(namespace, time.time()), b"")
         if delete:
             await store.delete(*keys)

@@ -100,6 +100,8 @@ class Exchange:
     """When the request first went upstream, on the clock of `began`. The sender sets it."""
     relocated: Callable[[bytes], bytes] | None = None
     """Returns a `Location` of upstream's as the client can follow it. The relay sets it."""
+    below = b""
+    """The path below which callers find the proxy; empty: at its address itself."""
     broken: ProxyError | None = None
     """Why the body ended before it was whole."""
     _first_byte: float | None = None
@@ -136,6 +138,15 @@ class Exchange:
         self._send = send
         self.admit = self._inflow.admit
         self.hold = self._inflow.hold
+
+    def enter(self, below: bytes) -> bool:
+        """Take this off the beginning of the path. Returns whether it stood there."""
+        entered = self.path.startswith(below + b"/")
+        if entered:
+            self.below = below
+            self.path = self.path.removeprefix(below)
+            self.target = self.target.removeprefix(below)
+        return entered
 
     def unheard(self) -> Exchange:
         """Return the same request, already sent once, with a reply that goes nowhere."""
@@ -242,10 +253,16 @@ class Exchange:
             # 9110, 8.6). The server would insist on the body.
             headers = Headers(headers).without((b"content-length",))
         if self.relocated is not None and (status == 201 or 300 <= status < 400):
-            at = self.relocated
             named = b"location"
-            headers = [(name, at(value) if name == named else value) for name, value in headers]
+            headers = [
+                (name, self._led(value) if name == named else value) for name, value in headers
+            ]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def _led(self, location: bytes) -> bytes:
+        led = self.relocated(location) if self.relocated else location
+        through_us = led.startswith(b"/") and not led.startswith(b"//")
+        return self.below + led if through_us else led
 
     async def write(self, chunk: bytes) -> None:
         for at in range(0, len(chunk), WRITTEN):

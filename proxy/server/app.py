@@ -39,6 +39,12 @@ _RESERVED = b"/_offload/"
 """Paths below this are never upstream's."""
 
 
+STRANGER = (
+    "This proxy serves only the command that started it, at an address that nobody else has. Start your own: "
+    "offload-proxy run -- COMMAND, or offload-proxy serve."
+)
+
+
 class App:
     """The application of one process, with these parts. Nothing is opened yet.
 
@@ -49,6 +55,7 @@ class App:
         self.process = Process(settings, (Monitor, *parts))
         self._on_loopback = is_loopback(settings.host)
         self._body_limit = settings.body_limit
+        self._below = settings.below.encode()
         self._shares = Shares()
         self._serving: set[asyncio.Task[Any]] = set()
         routes = [page for part in self.process.parts for page in part.pages]
@@ -103,6 +110,10 @@ class App:
             )
 
     async def _routed(self, client: Exchange) -> None:
+        if self._below and not client.path.startswith(_RESERVED) and not client.enter(self._below):
+            await client.fail(Forbidden(STRANGER))
+            self.process.record(client.completed(client.outcome(Kind.REFUSED), Fault.CLIENT))
+            return
         path = client.path
         dialect = for_request(client.method, path)
         door = None if dialect else self._door(path)

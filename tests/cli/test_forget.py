@@ -12,6 +12,7 @@ import pytest
 
 from proxy.apps.dashboard.rows import Rows
 from proxy.cli import FAILED, MISTAKE, OK, main
+from proxy.settings import read
 from proxy.stores import open_store
 from tests.apps.dashboard.traffic import ended
 
@@ -99,6 +100,21 @@ def test_a_terminal_is_asked(
             code == OK
         )
     assert len(asyncio.run(_keys(store))) == (2 if code == OK else len(KEYS))
+
+
+def test_rows_of_all_of_this_users_proxies_go_too(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kept = [read({"upstream": f"http://h/v{number}"}).dashboard for number in (1, 2)]
+    for path in filter(None, kept):
+        with closing(Rows(path, 16 << 20)) as rows:
+            rows.write(ended(3, namespace=CALLER))
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == OK
+    assert "6 rows of the dashboard" in capsys.readouterr().out
+    for path in filter(None, kept):
+        with closing(Rows(path, 16 << 20)) as rows:
+            assert rows.count(CALLER) is None
 
 
 def test_rows_of_the_dashboard_go_too(

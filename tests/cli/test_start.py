@@ -37,7 +37,7 @@ def test_four_lines_on_a_terminal(
     )
     assert "plain input 1, cached 0, written to the cache 1" in policy
     assert store == f"store      {tmp_path}/s, works"
-    assert dashboard == f"dashboard  {tmp_path}/d.db"
+    assert dashboard == f"dashboard  {tmp_path}/d.db; --dashboard off ends it"
 
 
 def test_elsewhere_nothing_is_said_if_all_is_well(

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,7 +55,7 @@ VALID_BY_LINK = 30 * 86_400
 """Seconds for which a cookie is valid: one that can be had again with a token or key, and that of
 the link."""
 
-MISSING = "the proxy was started without --dashboard FILE"
+MISSING = "the proxy was started without --dashboard FILE, or with --dashboard off"
 
 EVERYWHERE = ("0.0.0.0", "::", "")
 """Hosts that stand for all addresses of a machine."""
@@ -62,6 +63,15 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 AT_ONCE = 4
 VIEWERS = 32
 """Queries that one viewer may have under way, and all viewers together."""
+
+
+class WayIn(Enum):
+    """What opens the pages to the operator."""
+
+    TOKEN = auto()
+    LINK = auto()
+    NONE = auto()
+    OFF = auto()
 
 
 class Viewer(msgspec.Struct, frozen=True):
@@ -190,6 +200,14 @@ class Dashboard:
         """Return whether this is the code of a link that was printed and never used."""
         return await asyncio.to_thread(use_link, self._settings, code)
 
+    async def way_in(self) -> WayIn:
+        if self.access.token:
+            return WayIn.TOKEN
+        if self.state()["off"]:
+            return WayIn.OFF
+        waits = await asyncio.to_thread(waits_for_link, self._settings)
+        return WayIn.LINK if waits else WayIn.NONE
+
     async def owner(self, key: str) -> Viewer:
         """Return whom a caller's key lets in. Raises Unauthorized and DashboardFault."""
         tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
@@ -278,22 +296,27 @@ def new_link(settings: Settings, address: str) -> str | None:
     """Return a link that opens the dashboard once, or None if there is no file, or a token to log
     in with. It replaces the last one."""
     code = secrets.token_urlsafe(24)
-    made = _changed(settings, code, "UPDATE secret SET link = ?")
+    made = _updates(settings, "link = ?", digest(code))
     return f"{address}/_offload/login?once={code}" if made else None
 
 
 def use_link(settings: Settings, code: str) -> bool:
     """Return whether this code was printed and never used. It cannot be used again."""
-    return _changed(settings, code, "UPDATE secret SET link = NULL WHERE link = ?")
+    return _updates(settings, "link = NULL WHERE link = ?", digest(code))
 
 
-def _changed(settings: Settings, code: str, change: str) -> bool:
-    """Return whether a statement with the code's digest changed the link; False if links open
-    nothing, or if the dashboard is off, which says why."""
+def waits_for_link(settings: Settings) -> bool:
+    """Return whether a link was printed that nobody has used."""
+    return _updates(settings, "link = link WHERE link IS NOT NULL")
+
+
+def _updates(settings: Settings, change: str, *values: bytes) -> bool:
+    """Return whether there was a link to change; False if links open nothing, or if the dashboard
+    is off, which says why."""
     if settings.dashboard is None or settings.admin_token:
         return False
     try:
         with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
-            return rows.connection.execute(change, (digest(code),)).rowcount == 1
+            return rows.connection.execute(f"UPDATE secret SET {change}", values).rowcount == 1
     except (DashboardFault, sqlite3.Error):
         return False

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer
+from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer, WayIn
 from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader, Wanted
 from proxy.apps.dashboard.rows import Row
@@ -61,8 +61,17 @@ WITH_TOKEN = """<form method="post" action="login"><h2>Operator</h2>
 <input id="token" name="token" type="password" autocomplete="current-password" required>
 <button>Log in</button></form>"""
 
-WITH_LINK = """<section><h2>Operator</h2><p>Open the link that <code>offload-proxy serve</code> printed when it
-started. It opens once. To log in again and again, start the proxy with OFFLOAD_ADMIN_TOKEN.</p></section>"""
+WITHOUT_TOKEN = """<section><h2>Operator</h2><p>{way}</p>
+<p>To log in again and again, start the proxy with OFFLOAD_ADMIN_TOKEN.</p></section>"""
+
+WAYS = {
+    WayIn.LINK: "Open the link that the proxy printed when it started. It opens once.",
+    WayIn.NONE: "No link is left: the printed one has been used, or none was printed, as by "
+    "<code>offload-proxy run</code> without a terminal. The proxy prints one when it starts again.",
+    WayIn.OFF: "The dashboard is off. <code>offload-proxy serve --dashboard FILE</code> turns it on; if it was on, "
+    "the proxy's log says why it is off.",
+}
+"""What the operator does without a token."""
 
 USED = "This link has been used, or a later start of the proxy printed another one."
 
@@ -108,13 +117,13 @@ class _Pages:
         # as link checkers ask
         code = request.query_params.get("once", "") if request.method != "HEAD" else ""
         if request.method != "POST" and not code:
-            return self._form("", 200)
+            return await self._form("", 200)
         form = {} if code else await _form(request)
         valid = VALID_BY_LINK if code else VALID
         try:
             cookie = self._access.cookie(await self._let_in(code, form), valid)
         except ProxyError as error:
-            return self._form(error.message, max(error.status, 403))
+            return await self._form(error.message, max(error.status, 403))
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
@@ -137,8 +146,9 @@ class _Pages:
             raise Unauthorized("This is not the admin token.")
         return Viewer() if code or token else await self._dashboard.owner(form.get("key", ""))
 
-    def _form(self, said: str, status: int) -> Response:
-        operator = WITH_TOKEN if self._access.token else WITH_LINK
+    async def _form(self, said: str, status: int) -> Response:
+        way = await self._dashboard.way_in()
+        operator = WITH_TOKEN if way is WayIn.TOKEN else WITHOUT_TOKEN.format(way=WAYS[way])
         page = _contents()["login.html"].decode().format(said=escape(said), operator=operator)
         return Response(page, status, HEADERS, TYPES["html"])
 

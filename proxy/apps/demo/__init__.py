@@ -106,7 +106,7 @@ def _serving(settings: Settings, upstream: str, folder: Path, *, dashboard: bool
         "--log-format=full",
     ]
     command += [f"--upstream={upstream}", f"--store={folder / 'store'}", f"--policies={policies}"]
-    command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
+    command += [f"--dashboard={folder / 'dashboard.db' if dashboard else 'off'}"]
     # All is on loopback, and the policy has the profile.
     ours = {
         name: value

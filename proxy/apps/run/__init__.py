@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from proxy.apps.run import agents, command
 from proxy.apps.run.serving import DRAIN, Serving
 from proxy.errors import UserMistake
-from proxy.settings import Settings, policy
+from proxy.settings import Settings, policy, rows_file
 
 TENANT = "run"
 """The tenant of all runs, and the one namespace of their records: the tokens of a login change, the
@@ -54,8 +54,10 @@ def run(settings: Settings, chosen: Namespace) -> int:
         _say(f"{given[0]} cannot be run" if there else f"there is no command {given[0]}")
         return command.NOT_EXECUTABLE if there else command.NOT_FOUND
     with _folder(settings) as (folder, kept):
-        serving = Serving(_settings(settings, chosen, led, folder), folder / "run.log")
-        if sys.stderr.isatty():
+        terminal = sys.stderr.isatty()
+        made = _settings(settings, chosen, led, folder)
+        serving = Serving(made, folder / "run.log", link=terminal)
+        if terminal:
             _say(_beginning(serving, led, kept))
         words, variables = led.at(serving.address)
         try:
@@ -120,13 +122,16 @@ def _settings(settings: Settings, chosen: Namespace, led: agents.Led, folder: Pa
         if chosen.store or settings.environment.get("OFFLOAD_STORE")
         else str(folder / "store")
     )
+    about = str(settings.policies.resolve()) if settings.policies else f"{upstream} {apis}"
+    rows = settings.dashboard if settings.dashboard_named else rows_file(folder, TENANT, about)
     return replace(
         _alone(settings),
         port=settings.port if chosen.port else 0,
+        below=f"/{secrets.token_urlsafe()}",
         upstream=upstream,
         built_in={"default": policy(upstream, settings.profile, **sections)},
         store=store,
-        dashboard=settings.dashboard or folder / "dashboard.db",
+        dashboard=rows,
     )
 
 

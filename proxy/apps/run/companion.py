@@ -17,23 +17,24 @@ import msgspec
 
 from proxy.apps.dashboard import new_link
 from proxy.apps.parts import PARTS
-from proxy.apps.run.serving import Listening
+from proxy.apps.run.serving import Listening, Start
 from proxy.apps.run.totals import Adding, Totals
 from proxy.errors import UserMistake
 from proxy.policies import load
 from proxy.server import runner
-from proxy.settings import Settings
 
 
 def main() -> None:
     """Serve, and write to standard output where, or why not, and at the end what the requests came
     to."""
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings, dec_hook=_made)
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start, dec_hook=_made)
+    settings = start.settings
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     totals = Totals()
 
     def ready(address: str) -> None:
-        _say(Listening(address, new_link(settings, address)))
+        link = new_link(settings, address) if start.link else None
+        _say(Listening(address + settings.below, link))
 
     try:
         policies = load(

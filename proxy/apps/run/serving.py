@@ -29,6 +29,14 @@ STOP = 15.0
 """Seconds that requests get to finish, and within which the proxy must end before it is killed."""
 
 
+class Start(msgspec.Struct):
+    """What the proxy is told at its start: its settings, and whether a link of its dashboard will
+    be printed."""
+
+    settings: Settings
+    link: bool = False
+
+
 class Listening(msgspec.Struct):
     """What the proxy says at its start: its address and the link of its dashboard, or why it does
     not serve."""
@@ -42,7 +50,7 @@ class Serving:
     """A running proxy. Raises UserMistake if the settings are at fault, and ProxyError if it does
     not come up."""
 
-    def __init__(self, settings: Settings, log: Path) -> None:
+    def __init__(self, settings: Settings, log: Path, *, link: bool = False) -> None:
         # -P: nothing is imported from the folder that we are in, which is the user's.
         command = [sys.executable, "-P", "-c", "from proxy.apps.run.companion import main; main()"]
         package = str(Path(proxy.__file__).parents[1])
@@ -62,7 +70,7 @@ class Serving:
         self._output: BinaryIO = self._process.stdout  # type: ignore[assignment]
         said = b""
         with suppress(BrokenPipeError):
-            self._input.write(msgspec.json.encode(settings, enc_hook=str) + b"\n")
+            self._input.write(msgspec.json.encode(Start(settings, link), enc_hook=str) + b"\n")
             self._input.flush()
             said = self._output.readline()
         if not said:

@@ -410,6 +410,23 @@ def test_without_a_token_a_printed_link_opens_the_pages_of_all_workers_once(tmp_
         )
 
 
+def test_on_loopback_the_link_is_printed_and_the_login_names_no_other(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path), "OFFLOAD_DASHBOARD": ""}
+    with StrictUpstream() as upstream:
+        policies = {"default": tight(upstream.url)}
+        with spawned(policies, environment=state) as proxy:
+            login = f"{proxy.root}/_offload/login"
+            [link] = re.findall(r"opens, once, at (\S+)", proxy.log())
+            assert "Open the link that the proxy printed" in httpx.get(login, verify=PLAIN).text
+            assert httpx.get(link, verify=PLAIN).status_code == 303
+            assert "No link is left" in httpx.get(login, verify=PLAIN).text
+        assert len([*(tmp_path / "offload-proxy").glob("dashboard-*.db")]) == 1
+        with spawned(policies, environment=state, flags=["--dashboard=off"]) as proxy:
+            assert "once" not in proxy.log()
+            asked = httpx.get(f"{proxy.root}/_offload/", follow_redirects=True, verify=PLAIN)
+            assert "The dashboard is off" in asked.text and "Open the link" not in asked.text
+
+
 def test_a_later_start_replaces_the_link(tmp_path: Path) -> None:
     settings = Settings(dashboard=tmp_path / "rows.db")
     first, second = (new_link(settings, "http://here") or "" for _ in range(2))

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+LOGINS = ("Open the link", "No link is left", "The dashboard is off")
 TOOL = {
     "name": "read_log",
     "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
@@ -62,14 +63,41 @@ def messages() -> int:
     return post(f"{os.environ['ANTHROPIC_BASE_URL']}/v1/messages", body)
 
 
+def login() -> str:
+    """Return what the dashboard's login says to the operator."""
+    with urllib.request.urlopen(f"{root()}/_offload/login") as reply:
+        page = reply.read().decode()
+    return next(said for said in LOGINS if said in page)
+
+
+def stranger() -> str:
+    """Return how a program is answered that has found the proxy's port, and nothing else."""
+    paths = ("/v1/chat/completions", "/v1/models", "/health", "/metrics", "/", "/wrong/v1/models")
+    return f"{[post(root() + path, {}) for path in paths]}"
+
+
+def models() -> int:
+    with urllib.request.urlopen(f"{os.environ['OPENAI_BASE_URL']}/models") as reply:
+        return int(reply.status)
+
+
+def root() -> str:
+    """Return the proxy's address without a path."""
+    return os.environ["ANTHROPIC_BASE_URL"].rpartition("/")[0]
+
+
+ASKS = {"messages": messages, "login": login, "stranger": stranger, "models": models}
+"""What is asked, and printed, for a word."""
+
+
 def main() -> int:
     for word in sys.argv[1:]:
         name, _, number = word.partition("=")
         match name:
             case "chat":
                 print("chat", chat(int(number or 0)), flush=True)
-            case "messages":
-                print("messages", messages(), flush=True)
+            case name if name in ASKS:
+                print(name, ASKS[name](), flush=True)
             case "kill-proxy":
                 [proxy] = [child for child in children(os.getppid()) if child != os.getpid()]
                 os.kill(proxy, signal.SIGKILL)

@@ -55,7 +55,8 @@ def environment(home: Path | None, upstream: str = "", **more: str) -> dict[str,
         for name, value in clean_environment().items()
         if not name.startswith(("ANTHROPIC_", "XDG_"))
     }
-    known.pop("HOME", None)
+    for name in ("HOME", "OFFLOAD_DASHBOARD"):
+        known.pop(name, None)
     known |= {"PYTHONPATH": str(ROOT), **({"HOME": str(home)} if home else {})}
     if upstream:
         known |= {"OPENAI_BASE_URL": upstream, "ANTHROPIC_BASE_URL": upstream.removesuffix("/v1")}
@@ -184,6 +185,36 @@ def test_runs_side_by_side_share_the_store(tmp_path: Path, upstream: StrictUpstr
     ends = [(*one.communicate(timeout=PATIENCE), one.returncode) for one in runs]
     assert [code for _, _, code in ends] == [0, 1, 2]
     assert all(out == "chat 200\n" and "results moved" in errors for out, errors, _ in ends), ends
+
+
+def test_runs_in_front_of_other_upstreams_have_other_sums_and_no_link_is_named_that_nobody_saw(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
+    for address in (upstream.url, f"{upstream.url}/", upstream.url):
+        done = ran("chat", "login", home=tmp_path, upstream=address)
+        assert done.stdout == "chat 200\nlogin No link is left\n", done.stderr
+    assert len([*(tmp_path / OURS).glob("dashboard-*.db")]) == 2
+    done = ran("login", home=tmp_path, OFFLOAD_DASHBOARD="off")
+    assert done.stdout == "login The dashboard is off\n", done.stderr
+
+
+def test_who_finds_the_port_is_refused(tmp_path: Path, upstream: StrictUpstream) -> None:
+    done = ran("stranger", "chat", home=tmp_path, upstream=upstream.url)
+    *refusals, answers, chat = done.stdout.splitlines()
+    assert answers == f"stranger {[403] * 6}" and chat == "chat 200"
+    said = "This proxy serves only the command that started it"
+    assert len(refusals) == 6 and all(said in one for one in refusals)
+    assert len([one for one in upstream.requests if one.method == "POST"]) == 1
+
+
+def test_an_agent_follows_redirects_through_the_proxy(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
+    moved = whole(b"", 307, {"location": "/v1/models/"})
+    listed = whole({"object": "list", "data": []})
+    upstream.respond(lambda request: listed if request.path.endswith("/") else moved)
+    done = ran("models", home=tmp_path, upstream=upstream.url)
+    assert done.stdout == "models 200\n", done.stderr
 
 
 # -- ends --
