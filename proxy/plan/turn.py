@@ -1,17 +1,7 @@
-"""The values of a turn that dialects and requests share: the client's request, the form in which it
-is sent, and what became of it.
+"""The values of a turn that dialects and requests share: the client's request, why and how it is
+sent, and what became of it.
 
-A turn is one request of a client: as many rounds with upstream as it takes, and one reply. If
-upstream refuses a round, the request is sent in another form:
-
-    as planned ──refused──> without the addition that the refusal names ──refused──> as the client sent it
-
-What the refusal names may be thinking that no longer fits what precedes it: then the client's own
-request also goes without, as we may have changed earlier ones, and if that does not help, exactly
-as the client sent it.
-
-The client sees only a refusal of its own bytes, except those that no other form of the request
-would avoid.
+A turn is one request of a client: as many rounds with upstream as it takes, and one reply.
 """
 
 from __future__ import annotations
@@ -23,7 +13,6 @@ from enum import Enum, StrEnum, auto
 
 import msgspec
 from msgspec import Raw
-from msgspec.structs import replace
 
 from proxy import rawjson
 
@@ -102,7 +91,7 @@ class Hidden(msgspec.Struct, frozen=True):
         return sum(self.sizes)
 
 
-# -- why, and in which form, a request is sent -----------------------------------------------------
+# -- why, and with what, a request is sent -----------------------------------------------------
 
 
 class Reason(StrEnum):
@@ -188,79 +177,6 @@ class Verdict(Enum):
 
 
 Complaint = Addition | Verdict
-
-REPLANS = 2  # how often a request is planned again because it is too long
-
-REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE, Addition.LOOSE))
-"""What a changed request can do without. Without our tools no reference could be followed, so
-nothing would be left."""
-
-FORGIVING = frozenset((Addition.THINKING,))
-"""What is changed in the client's own request if upstream is only asked to drop thinking that no
-longer fits."""
-
-
-class Form(msgspec.Struct, frozen=True):
-    """How a request is sent, and what was tried for it before."""
-
-    without: frozenset[Addition] = frozenset()
-    """What it is sent without. Without `ANY`, it is sent as the client sent it."""
-    blamed: frozenset[Addition] = frozenset()
-    """Those that were left out because upstream refused this very request with them."""
-    replanned: int = 0
-    repeated: bool = False  # whether it was sent a second time unchanged
-    bare_refused: bool = False  # whether upstream refused the client's own bytes
-    in_vain: bool = False
-    """Whether the client's own request failed with its thinking and without."""
-
-    @property
-    def reason(self) -> Reason:
-        """Why the request is sent as the client sent it, or `Reason.NONE`."""
-        return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
-
-    def after(
-        self, complaint: Complaint, carried: frozenset[Addition], *, changed: bool = True
-    ) -> Form | None:
-        """Return what to try after this complaint, or None if upstream's refusal must go to the
-        client. `carried` is what was changed in the refused request: empty for the client's own
-        bytes, `FORGIVING` if only the wish to have thinking dropped was added to them, else with
-        `ANY`. `changed` is whether we may have changed an earlier request of the conversation."""
-        tried = replace(self, bare_refused=self.bare_refused or not carried)
-        if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
-            return replace(tried, replanned=self.replanned + 1)
-        if (
-            complaint is Addition.THINKING
-            and changed
-            and complaint not in self.without
-            and not self.in_vain
-        ):
-            return replace(
-                tried, without=self.without | {complaint}, blamed=self.blamed | {complaint}
-            )
-        if (
-            not carried
-            or complaint is Verdict.FINAL
-            or (carried == FORGIVING and self.bare_refused)
-        ):
-            return None
-        if carried == FORGIVING:
-            return replace(
-                tried,
-                without=self.without - FORGIVING,
-                blamed=self.blamed - FORGIVING,
-                in_vain=True,
-            )
-        if complaint is Verdict.GENERATION and not self.repeated:
-            return replace(tried, repeated=True)
-        if isinstance(complaint, Addition):
-            named = complaint if complaint in carried else Addition.ANY
-            if complaint is Addition.ANY and Addition.PLACE in carried:
-                named = Addition.PLACE  # templates refuse it in many words
-            tried = replace(tried, without=self.without | {named}, blamed=self.blamed | {named})
-            if named in REMOVABLE:
-                return tried
-        return None if self.bare_refused else replace(tried, without=tried.without | {Addition.ANY})
-
 
 # -- the client's request --------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ from proxy.plan.turn import Broken, State
 from proxy.rawjson import NotJson
 from proxy.requests import relay
 from proxy.requests.exchange import Exchange
-from proxy.requests.relay import REFUSAL_LIMIT, Refusal, is_stream
+from proxy.requests.relay import is_stream
 from proxy.requests.rounds import Rounds
+from proxy.requests.versions import REFUSAL_LIMIT, Refusal
 from proxy.upstream.client import UpstreamReply, decoded_reply
 from proxy.upstream.headers import DIGESTS, Header, Headers, reply_headers
 
@@ -207,7 +208,7 @@ class _Conversation:
         if reply.status == 200:
             return reply
         async with aclosing(reply):
-            raise await relay.refusal(reply)
+            raise await Refusal.read(reply)
 
     # -- reading --
 

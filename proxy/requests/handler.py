@@ -1,13 +1,12 @@
 """The life of a chat request, from its first byte to its last.
 
     body ──parse, plan──> render ──> send ──taken──> one outcome
-             │              └───refused, in another form────┘
+             │              └───refused, in another version──┘
              └──only to be observed──> it goes upstream unchanged, and what the plan would have done is recorded
 
 `Prepared` is the request, which each stage fills in further. A request that its plan changes goes
 through a `conversation`, which answers the calls of our tools. All others are sent by
-`_send_untouched`, in the client's own bytes. `prepared.Ladder` says in which form to try after a
-refusal.
+`_send_untouched`, in the client's own bytes. `versions` says which version follows a refusal.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
 from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Addition, Declined, Form, Hidden, Reason, Request, Unplannable, Verdict
+from proxy.plan.turn import Addition, Declined, Hidden, Reason, Request, Unplannable
 from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, observing, references
 from proxy.requests.conversation import converse
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned, Rendered, plan
-from proxy.requests.prepared import Ladder, Prepared, of_chat
+from proxy.requests.prepared import Prepared, of_chat
 from proxy.requests.records import Records, References
-from proxy.requests.relay import IDEMPOTENCY_KEY, Refusal, ReplyEnds, ignore, pass_on, served
-from proxy.requests.relay import refusal as read_refusal
+from proxy.requests.relay import IDEMPOTENCY_KEY, ReplyEnds, ignore, pass_on, served
 from proxy.requests.rounds import Rounds, Services
 from proxy.requests.summary_writer import ask
+from proxy.requests.versions import Refusal, Versions
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Holdout, Kind, Outcome
 from proxy.upstream.client import UpstreamReply
@@ -84,7 +83,7 @@ class _Request:
         # whether the owner's key is listed, or upstream has accepted the request
         self._vouched = True
         self._opened: Records | None = None
-        self._ladder = Ladder(services.known, dialect, tenant.namespace, tenant.namespace)
+        self._versions = self._versions_of(tenant, tenant)
         self.prepared = Prepared(b"", tenant)
 
     async def answer(self) -> None:
@@ -95,7 +94,7 @@ class _Request:
             self.prepared = self.prepared.unrendered(body=body)
             if await self._planned(body):
                 return
-            bug = self.prepared.unrendered(planned=None, unplanned=Reason.BUG, form=Form())
+            bug = self.prepared.unrendered(planned=None, unplanned=Reason.BUG, without=frozenset())
             self.prepared = replace(
                 references.as_wished(bug, bug.wish) if bug.wish else bug, obstacle=""
             )
@@ -132,11 +131,23 @@ class _Request:
         if self.prepared.observed:
             await self._observe()
             return
-        form: Form | None = self._ladder.first(self.prepared, Form())
-        while form is not None:
-            self.prepared = await self._render(self.prepared.unrendered(form=form))
-            refusal = await self._send(self.prepared)
-            form = await self._next(refusal) if refusal else None
+        try:
+            while not await self._sent():
+                pass
+        except Refusal as refusal:
+            await self._pass_on(refusal)
+
+    async def _sent(self) -> bool:
+        """Send the next version and return whether upstream takes it. Raises the refusal that the
+        client gets."""
+        self.prepared = await self._render(self._versions.next(self.prepared))
+        try:
+            await self._send(self.prepared)
+        except Refusal as refusal:
+            if self._versions.refuse(self.prepared, refusal):
+                self.prepared = await self._plan(self.prepared)
+            return False
+        return True
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
@@ -145,7 +156,7 @@ class _Request:
         if not self._vouched:  # then nobody may see what its records made of it
             self.prepared = self.prepared.unrendered()
         errors = self._opened.errors if self._opened else {}
-        return of_chat(self.prepared, self._client, errors, self._ladder.refused)
+        return of_chat(self.prepared, self._client, errors, self._versions.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
@@ -261,8 +272,14 @@ class _Request:
         self._owner = owner
         self._vouched = tenant.listed
         left = owner if tenant.listed else tenant
-        self._ladder = Ladder(self._services.known, self._dialect, owner.namespace, left.namespace)
+        self._versions = self._versions_of(owner, left)
         return left
+
+    def _versions_of(self, owner: Tenant, left: Tenant) -> Versions:
+        services = self._services
+        return Versions(
+            services.known, services.refusals, self._dialect, owner.namespace, left.namespace
+        )
 
     @property
     def _records(self) -> Records:
@@ -279,8 +296,8 @@ class _Request:
         prepared = prepared.unrendered()
         if request is None or prepared.unplanned:
             return prepared
-        window = self._ladder.window(policy, request.model)
-        refused = self._ladder.too_long
+        window = self._versions.window(policy, request.model)
+        refused = self._versions.too_long
         reader = self._services.reader
         caller = self._tenant.namespace
         pauses = None if prepared.observed else self._pauses
@@ -310,7 +327,7 @@ class _Request:
             # only as it was.
             restores = not prepared.observed and await self._hidden(planned)
             planned, obstacle = (planned.unmoved(), "") if restores else (planned, "tool_choice")
-        remark = self._ladder.remark(policy, request.model)
+        remark = self._versions.remark(policy, request.model)
         return replace(prepared, planned=planned, obstacle=obstacle, remark=remark)
 
     async def _pauses(self, planned: Planned) -> Mapping[bytes, int]:
@@ -332,7 +349,7 @@ class _Request:
         """Return the request rendered to its plan; as it came if there is no plan or it changes
         nothing."""
         planned = prepared.planned
-        without = prepared.form.without
+        without = prepared.without
         if planned is None or prepared.reason:
             return prepared
         size = planned.request.size
@@ -354,7 +371,7 @@ class _Request:
             or planned.reply_limit(planned.history.tokens) is None
         ):
             return prepared
-        if not planned.exceeds(refused=self._ladder.too_long):
+        if not planned.exceeds(refused=self._versions.too_long):
             return prepared
         shorten = partial(self._dialect.with_lower_limit, planned.request, left)
         return replace(prepared, shortened=await self._run(shorten, size))
@@ -387,7 +404,7 @@ class _Request:
     async def _summarised(self, prepared: Prepared, rendered: Rendered, *, waits: bool) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it."""
         tenant = prepared.tenant
-        form = prepared.form
+        without = prepared.without
         relay = self._services.relay
 
         async def summarise(body: bytes) -> SummaryAnswer:
@@ -395,7 +412,7 @@ class _Request:
             if other := tenant.policy.offload.compress.model:
                 target = for_model(target, other)
             call = relay.changed(
-                self._client, tenant, body, self._dialect, form.without, first=False, target=target
+                self._client, tenant, body, self._dialect, without, first=False, target=target
             )
             return await ask(self._services.upstream, call, self._dialect)
 
@@ -472,51 +489,40 @@ class _Request:
 
     # -- sending it --
 
-    async def _send(self, prepared: Prepared) -> Refusal | None:
-        """Have upstream answer the client. Returns a refusal, of which the client has seen
+    async def _send(self, prepared: Prepared) -> None:
+        """Have upstream answer the client. Raises a refusal, of which the client has seen
         nothing."""
         turn = prepared.turn
         rendered = prepared.rendered
         if turn is None or rendered is None:
-            return await self._send_untouched(prepared)
+            await self._send_untouched(prepared)
+            return
         rounds = Rounds(
             self._services, self._client, prepared, rendered, self._records, self._on_accepted
         )
         if self._dialect.counts:  # nothing is stored, asked for or learned
             async with aclosing(await rounds.send(turn.request())) as reply:
                 if reply.status != 200:
-                    return await read_refusal(reply)
+                    raise await Refusal.read(reply)
                 await pass_on(reply, self._client, prepared.headers(), self._dialect.error_event)
-                return None
-        try:
-            taken_back = await converse(turn, self._client, rounds)
-        except Refusal as refusal:
-            return refusal
-        if taken_back is None or prepared.rounds:
-            self._ladder.learn(prepared, prepared.additions, prepared.form.blamed)
-            if not prepared.rounds:
-                self._ladder.note_read(prepared, turn.spent.prompt)
-        elif not isinstance(
-            complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict
-        ):
-            named = complaint if complaint in prepared.additions else Addition.ANY
-            self._ladder.learn(prepared, frozenset(), prepared.form.blamed | {named})
-        return None
+            return
+        taken_back = await converse(turn, self._client, rounds)
+        self._versions.take(prepared, turn.spent.prompt, taken_back)
 
-    async def _send_untouched(self, prepared: Prepared, heard: int = 0) -> Refusal | None:
-        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send`
+    async def _send_untouched(self, prepared: Prepared, heard: int = 0) -> None:
+        """Send the client's bytes upstream and upstream's bytes back. Raises a refusal as `_send`
         does. A reply to an observed request of at most `heard` bytes is kept."""
         client = self._client
-        form = prepared.form
+        without = prepared.without
         tenant = prepared.tenant
         relay = self._services.relay
         body = prepared.continued or prepared.shortened
         planned = prepared.planned
-        if body is None and Addition.THINKING in form.without and prepared.request:
+        if body is None and Addition.THINKING in without and prepared.request:
             body = prepared.request.body
         if body is not None:
             request = relay.changed(
-                client, tenant, body, self._dialect, form.without, first=not client.sent
+                client, tenant, body, self._dialect, without, first=not client.sent
             )
         else:
             request = relay.request(client, tenant, prepared.body)
@@ -531,9 +537,9 @@ class _Request:
                 and planned is not None
                 and reply.status in refusals.LONG_STATUSES
             ):
-                refusal = await read_refusal(reply)
+                refusal = await Refusal.read(reply)
                 if refusal.whole:
-                    return refusal
+                    raise refusal
                 read = refusal.body
             ends = self._ends(prepared, reply, heard)
             if 200 <= reply.status < 300:
@@ -544,7 +550,6 @@ class _Request:
                 self._note_taken(prepared, usage.reported(ends.both) if ends else None)
                 if ends and heard:
                     self.prepared = replace(self.prepared, reply=ends.all)
-            return None
 
     def _ends(self, prepared: Prepared, reply: UpstreamReply, heard: int) -> ReplyEnds | None:
         """Return what finds upstream's count of the prompt in a reply that passes, if we use it, and
@@ -559,8 +564,7 @@ class _Request:
     def _note_taken(self, prepared: Prepared, said: Reported | None) -> None:
         """Learn from the reply to the client's own bytes, and from what it `said` of their cost."""
         if not prepared.observed:
-            self._ladder.learn(prepared, frozenset(), prepared.form.blamed)
-            self._ladder.note_read(prepared, said.prompt if said else 0)
+            self._versions.take(prepared, said.prompt if said else 0)
         if said is not None and prepared.records_cost:
             self.prepared = replace(self.prepared, reported=said)
 
@@ -577,23 +581,14 @@ class _Request:
         found."""
         return self.prepared.headers() if self._vouched else ()
 
-    async def _next(self, refusal: Refusal) -> Form | None:
-        """Return the form in which to try again, or pass on the refusal."""
-        form = self._ladder.next(self.prepared, refusal)
-        if isinstance(form, Refusal):
-            if not form.whole:
-                raise UpstreamBroken(
-                    f"Upstream's refusal ({form.status}) is too long, too slow or broken off"
-                )
-            await self._client.start(form.status, reply_headers(form.headers, self._ours()))
-            await self._client.finish(form.body)
-            return None
-        if form.replanned > self.prepared.form.replanned:
-            carried = self.prepared.additions
-            self.prepared = await self._plan(self.prepared)
-            if not carried:  # only now is there anything that upstream may refuse
-                return self._ladder.first(self.prepared, form)
-        return form
+    async def _pass_on(self, refusal: Refusal) -> None:
+        """Show the client a refusal as upstream sent it."""
+        if not refusal.whole:
+            raise UpstreamBroken(
+                f"Upstream's refusal ({refusal.status}) is too long, too slow or broken off"
+            )
+        await self._client.start(refusal.status, reply_headers(refusal.headers, self._ours()))
+        await self._client.finish(refusal.body)
 
     async def _on_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones
@@ -619,7 +614,7 @@ class _Request:
             return
         with logs.beside(logger, f"vouching for the owner of {self._client.request_id}"):
             self._vouched = True
-            self._ladder.vouched()
+            self._versions.vouched()
             tenant = replace(self.prepared.tenant, namespace=self._owner.namespace)
             self.prepared = prepared = replace(self.prepared, tenant=tenant)
             if not prepared.unplanned and not prepared.observed:

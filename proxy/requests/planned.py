@@ -33,10 +33,9 @@ from proxy.plan.preview import names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.texts import misses_file
-from proxy.plan.turn import Addition, Hidden, Request
+from proxy.plan.turn import Hidden, Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.requests.cache import MessageCache
-from proxy.requests.windows import Refusable
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
@@ -318,18 +317,6 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     @property
     def summary_model(self) -> str:
         return self.policy.offload.compress.model or self.request.model
-
-    def refusable(self, namespace: str, addition: Addition) -> Refusable:
-        """Return what a refusal of this addition is about. If it names none, it is about this
-        conversation alone, which the history up to the first request that we changed identifies."""
-        shape = self.request.shape
-        if addition is Addition.ANY:
-            roles = [message.role for message in self.transcript.messages]
-            point = roles.index(Role.USER) + 1 if Role.USER in roles else 0
-            shape = f"{shape} {self.chain[point if self.plan.empty else self.plan.first].hex()}"
-        return Refusable(
-            namespace, self.policy.upstream.base_url, self.request.model, addition, shape
-        )
 
 
 async def plan(

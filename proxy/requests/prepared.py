@@ -5,19 +5,18 @@ parse ──> request, or why not ──plan──> planned ──render──> 
                      │                     ├──nothing to change, or refused──> it is sent as it came
                      └──> unplanned        └──observe──> foreseen ──> it is sent as it came
 
-`Ladder` says in which form it is sent again after a refusal. At the end, one outcome is made of it.
+`versions` says how it is sent again after a refusal. At the end, one outcome is made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect, refusals
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
 from proxy.errors import Fault
@@ -39,25 +38,13 @@ from proxy.plan.forecast import (
     unseen,
     waiting,
 )
-from proxy.plan.turn import (
-    FORGIVING,
-    Addition,
-    Declined,
-    Form,
-    Reason,
-    Request,
-    Usage,
-    Verdict,
-    unknown_words,
-)
+from proxy.plan.turn import Addition, Declined, Reason, Request, Usage, unknown_words
 from proxy.policies.tenants import Tenant
-from proxy.policy import Mode, Policy, SnapshotRole
+from proxy.policy import Mode, SnapshotRole
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.records import References
-from proxy.requests.relay import Refusal
 from proxy.requests.summary_writer import Spent, SummaryJob
-from proxy.requests.windows import Known
 from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, ToolUse
 from proxy.upstream.headers import Header
 
@@ -96,8 +83,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     remark: str = ""
     """What upstream has shown of itself that its operator should know."""
     planned: Planned | None = None
-    form: Form = Form()
-    """How it is sent."""
+    without: frozenset[Addition] = frozenset()
+    """What the version that is sent lacks. Without `ANY`, it is as the client sent it."""
     rendered: Rendered | None = None
     """The request as planned, if that differs from what the client sent."""
     turn: Turn | None = None
@@ -144,8 +131,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
-        held = Reason.FIELD if self.obstacle else Reason.NONE
-        why = self.unplanned or held or (self.form.reason if self.may_have_changed else Reason.NONE)
+        why = self.unplanned or (Reason.FIELD if self.obstacle else Reason.NONE)
+        if not why and Addition.ANY in self.without and self.may_have_changed:
+            why = Reason.REFUSED
         whole = self.planned is not None and self.planned.whole_for_summary and not self.observed
         return why or (Reason.SUMMARY if whole else Reason.NONE)
 
@@ -457,120 +445,3 @@ def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Out
         cached_tokens=spent.cached_tokens,
         seconds=round(seconds, DECIMALS),
     )
-
-
-# -- after a refusal -------------------------------------------------------------------------------
-
-
-class Ladder:
-    """The forms of one request (`plan.turn`), with what upstream's replies teach and what earlier
-    ones have taught. One that is too long is first planned again, for the window that upstream
-    named or that we guess."""
-
-    def __init__(self, known: Known, dialect: Dialect, namespace: str, own: str) -> None:
-        """Refusals teach only what is kept under the namespace `own`, until the client is `vouched`
-        for."""
-        self._known = known
-        self._dialect = dialect
-        self._namespace = namespace
-        # of the request's refusals, for a namespace
-        self._to_learn: list[Callable[[str], int]] = []
-        self._learner = own
-        self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
-        self._window: int | None = None  # for which this request alone is planned
-        self.refused: frozenset[Addition] = frozenset()
-        """What upstream refused of our additions before it took the request without."""
-
-    @property
-    def too_long(self) -> bool:
-        """Whether upstream refused the request as too long."""
-        return self._window is not None
-
-    def window(self, policy: Policy, model: str) -> int | None:
-        """Return the window to plan with, None if it is not known."""
-        known = self._known.window(self._namespace, policy, model)
-        return min((window for window in (known, self._window) if window is not None), default=None)
-
-    def first(self, prepared: Prepared, form: Form) -> Form:
-        """Return `form` without the additions that upstream refuses, as far as is known."""
-        planned = prepared.planned
-        if (
-            planned is None
-            or not planned.may_change
-            or not self._known.has_refusals(self._namespace)
-        ):
-            return replace(form, without=frozenset())
-        possible = [Addition.ANY, Addition.THINKING]
-        possible += [Addition.USAGE] if planned.request.stream else []
-        possible += [Addition.PLACE] if planned.plan.boundaries else []
-        possible += [Addition.LOOSE] if planned.among_strict else []
-        refused = [
-            one for one in possible if self._known.refuses(planned.refusable(self._namespace, one))
-        ]
-        return replace(form, without=frozenset(refused))
-
-    def next(self, prepared: Prepared, refusal: Refusal) -> Form | Refusal:
-        """Return the next form after a refusal, or the refusal that the client gets."""
-        form = prepared.form
-        planned = prepared.planned
-        complaint = self._dialect.complaint(refusal.status, refusal.said())
-        carried = prepared.additions or form.without & FORGIVING
-        if not carried:
-            self._own = self._own or refusal
-        again = (
-            None
-            if prepared.rounds
-            else form.after(complaint, carried, changed=prepared.may_have_changed)
-        )
-        if again is None:
-            return refusal if complaint is Verdict.FINAL else self._own or refusal
-        if complaint is Verdict.OVERFLOW and planned is not None:
-            reply = planned.request.reply_tokens if prepared.limit is None else prepared.limit
-            learn = partial(
-                self._known.learn_window,
-                policy=planned.policy,
-                model=planned.request.model,
-                named=refusals.window(refusal.said()),
-                counted=planned.head + OUR_TOOLS_TOKENS + prepared.history_tokens + reply,
-                measured=not planned.history.fixed,  # images, audio and files cannot be counted
-            )
-            self._window = learn(self._learner)
-            self._to_learn.append(learn)
-        return again
-
-    def remark(self, policy: Policy, model: str) -> str:
-        """Return what upstream has shown of itself that its operator should know; empty if
-        nothing."""
-        return self._known.remark(self._namespace, policy, model)
-
-    def note_read(self, prepared: Prepared, read: int) -> None:
-        """Learn from upstream's count of a prompt that it took. Images, audio and files have no
-        count of ours."""
-        planned = prepared.planned
-        if planned is None or not read or planned.history.fixed:
-            return
-        model = planned.request.model
-        counted = prepared.tokens_after
-        self._known.note_read(self._namespace, planned.policy, model, counted, read)
-
-    def vouched(self) -> None:
-        """Upstream has taken the request: what its refusals taught holds for its client, too."""
-        if self._learner != self._namespace:
-            self._learner = self._namespace
-            for learn in self._to_learn:
-                learn(self._namespace)
-
-    def learn(
-        self, prepared: Prepared, carried: frozenset[Addition], blamed: frozenset[Addition]
-    ) -> None:
-        """Learn from a request that upstream took with the additions `carried`, having refused
-        those in `blamed`."""
-        planned = prepared.planned
-        if planned is None:
-            return
-        self.refused = blamed
-        for addition in sorted(blamed):
-            self._known.note_refused(planned.refusable(self._namespace, addition))
-        if self._known.has_refusals(self._namespace):
-            for addition in carried:
-                self._known.note_accepted(planned.refusable(self._namespace, addition))

@@ -3,7 +3,6 @@ chat."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
@@ -13,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.dialects import Dialect
 from proxy.dialects.messages import MESSAGES
-from proxy.errors import BadEncoding, Fault, OffloadError, ProxyError, UpstreamBroken, UpstreamFault
+from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamBroken, UpstreamFault
 from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import ClientGone, Exchange
@@ -51,11 +50,6 @@ body's."""
 
 WHOLE_LIMIT = 32 << 20
 """Most bytes of a reply that is not a stream."""
-REFUSAL_SECONDS = 15.0
-"""Seconds for which we read a refusal's body. What it says comes first, and another try may serve
-the client."""
-REFUSAL_LIMIT = 128 << 10
-"""Most bytes of a refusal, compressed or not, that we read to understand it."""
 _BOUND = b"content-encoding", b"content-length"
 """With one of these headers, a reply takes nothing behind what upstream sent of it."""
 
@@ -264,56 +258,6 @@ class ReplyEnds:
 
 
 # -- replies that are read -------------------------------------------------------------------------
-
-
-class Refusal(OffloadError):
-    """Upstream did not answer 200, or it sent an `error` in the place of a reply. `body` is as it
-    came."""
-
-    def __init__(
-        self,
-        status: int,
-        headers: Headers,
-        body: bytes,
-        error: bytes | None = None,
-        *,
-        whole: bool = True,
-    ) -> None:
-        super().__init__(f"upstream answered {status}")
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.whole = whole
-        """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read
-        only in part."""
-        self._error = error
-
-    def said(self) -> bytes:
-        """Return the error, or the beginning of the body decompressed, or the body as it came if
-        that fails."""
-        if self._error is not None:
-            return self._error
-        encoding = b",".join(self.headers.get_all(b"content-encoding"))
-        try:
-            return codings.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
-        except BadEncoding:
-            return self.body
-
-
-async def refusal(reply: UpstreamReply) -> Refusal:
-    """Read a reply whose status is not 200, as it came and as far as that is possible within our
-    bounds. Reading `reply` then goes on where we stopped."""
-    read = bytearray()
-    whole = False
-    with suppress(TimeoutError, UpstreamFault):
-        async with asyncio.timeout(REFUSAL_SECONDS):
-            async for chunk in reply:
-                read += chunk
-                if len(read) > WHOLE_LIMIT:
-                    break
-            else:
-                whole = True
-    return Refusal(reply.status, reply.headers, bytes(read), whole=whole)
 
 
 async def body(reply: UpstreamReply) -> bytes:

@@ -36,9 +36,10 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Rendered
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.relay import Refusal, Relay
+from proxy.requests.relay import Relay
 from proxy.requests.summaries import Summaries
 from proxy.requests.upstream_caches import LastRequests
+from proxy.requests.versions import Refusal, Refusals
 from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores.guarded import Guarded
@@ -79,7 +80,7 @@ class Sink(Protocol):
 @dataclass(frozen=True)
 class Services:
     """What all requests of a process share: `reader` measures histories, `known` is what upstreams
-    have shown, `sink` gets all outcomes."""
+    have shown, `refusals` what they refused, and `sink` gets all outcomes."""
 
     settings: Settings
     upstream: UpstreamClient
@@ -91,6 +92,7 @@ class Services:
     threads: WorkPool
     known: Known
     sink: Sink
+    refusals: Refusals = field(default_factory=Refusals)
     last_requests: LastRequests = field(default_factory=LastRequests)
     hearing: set[str] = field(default_factory=set)
     """The tenants of which a reply is being kept, to be compared."""
@@ -152,9 +154,8 @@ class Rounds:
         prepared = self._prepared
         first = self._client.sent is None
         changed = self._services.relay.changed
-        without = prepared.form.without
         request = changed(
-            client, prepared.tenant, body, self._planned.dialect, without, first=first
+            client, prepared.tenant, body, self._planned.dialect, prepared.without, first=first
         )
         client.sent = client.sent or time.perf_counter()
         return await self._services.upstream.send(request)

@@ -1,6 +1,6 @@
-"""What this process knows of its upstreams: context windows, and which additions they refuse.
+"""The context windows of upstreams, as far as this process knows them.
 
-Upstreams show it by their lists of models and by the requests that they refuse. It is kept by
+Upstreams show them by their lists of models and by the requests that they refuse. They are kept by
 namespace, upstream and model: what one caller provokes changes no other caller's requests. Nothing
 is shared with other processes. Each pays for what it learns with refused requests.
 
@@ -30,7 +30,6 @@ import msgspec
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import ProxyError, UpstreamBroken
 from proxy.lru import Lru
-from proxy.plan.turn import Addition
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
 from proxy.requests import relay
@@ -47,8 +46,8 @@ V = TypeVar("V")
 
 NAMESPACES = 10_000
 LEARNED = 200
-"""The most namespaces that are remembered, and the most windows and refusals of each. Clients may
-name any model."""
+"""The most namespaces that are remembered, and the most that is learned of each. Clients may name
+any model."""
 
 LEAST = 1_024
 """The fewest tokens that are believed to be a window. No model that is used for chats takes
@@ -56,11 +55,6 @@ fewer."""
 
 SHRINK = 0.8
 """The window to assume, as a share of the refused tokens, if upstream names no smaller one."""
-
-ENOUGH = 2
-FORGOTTEN_AFTER = 600.0
-"""The requests that must be refused with an addition and taken without it before it is left out,
-and for how many seconds it then is. The first one may have been refused by chance."""
 
 AGREES = 0.25
 """The share by which upstream's count of a prompt may differ from ours if it has read all of it."""
@@ -80,21 +74,6 @@ name some 500."""
 
 _UNPRINTED = re.compile(r"[^\w./:@-]", re.ASCII)
 """What no model's name has, so that nobody can write into a header."""
-
-
-class Refusable(msgspec.Struct, frozen=True):
-    """What upstream may refuse: an addition to one namespace's requests of one shape."""
-
-    namespace: str
-    upstream: str
-    model: str
-    addition: Addition
-    shape: str
-
-
-class _Refused(msgspec.Struct):
-    times: int = 0
-    until: float = 0.0
 
 
 class PromptCounts(msgspec.Struct):
@@ -155,7 +134,7 @@ _Source = tuple[str, str]
 tenant's, of which only Python's salted hash is kept."""
 
 
-class _PerNamespace(Generic[K, V]):
+class PerNamespace(Generic[K, V]):
     """What was learned for each namespace. Nothing that one learns pushes out what another has."""
 
     def __init__(self) -> None:
@@ -189,10 +168,9 @@ class Known:
         self._reading = reading
         self._count = count
         self._clock = clock
-        self._shown: _PerNamespace[tuple[str, str], int] = _PerNamespace()
+        self._shown: PerNamespace[tuple[str, str], int] = PerNamespace()
         """By upstream and model, as the next one."""
-        self._prompts: _PerNamespace[tuple[str, str], PromptCounts] = _PerNamespace()
-        self._refusals: _PerNamespace[Refusable, _Refused] = _PerNamespace()
+        self._prompts: PerNamespace[tuple[str, str], PromptCounts] = PerNamespace()
         self._asked_until: Lru[_Source, float] = Lru(CREDENTIALS)
         self._listed: Lru[_Source, Listed] = Lru(LISTED)
 
@@ -314,41 +292,6 @@ class Known:
             "perhaps it cuts the prompt off. If so, give the model a larger context, or set "
             "`upstream.context_window`."
         )
-
-    # -- refused additions --
-
-    def has_refusals(self, namespace: str) -> bool:
-        """Whether upstream has refused anything of this namespace's requests."""
-        return len(self._refusals.of(namespace)) > 0
-
-    def refuses(self, what: Refusable) -> bool:
-        """Whether to leave the addition out. Once that has lasted long enough, the next requests
-        try again."""
-        known = self._refusals.of(what.namespace).get(what)
-        return known is not None and known.times >= ENOUGH and self._clock() < known.until
-
-    def note_refused(self, what: Refusable) -> None:
-        """Note that a request was refused with the addition and taken without it."""
-        known = self._refusals.of(what.namespace).get(what) or _Refused()
-        known.times += 1
-        known.until = self._clock() + FORGOTTEN_AFTER
-        self._refusals.put(what.namespace, what, known)
-        if known.times >= ENOUGH:
-            logs.event(
-                log,
-                "upstream refuses what we add",
-                logging.WARNING,
-                namespace=what.namespace,
-                upstream=what.upstream,
-                model=what.model[: logs.LONGEST],
-                addition=what.addition.value,
-                shape=what.shape,
-                left_out_seconds=FORGOTTEN_AFTER,
-            )
-
-    def note_accepted(self, what: Refusable) -> None:
-        """Note that a request with the addition was taken."""
-        self._refusals.of(what.namespace).discard(what)
 
     # -- lists of models --
 

@@ -18,7 +18,7 @@ from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.plan.plan import ToolCall
 from proxy.requests import conversation, relay
-from proxy.requests.relay import Refusal
+from proxy.requests.versions import Refusal
 from proxy.threads import SMALL
 from proxy.tools.answer import ToolAnswer
 from proxy.upstream.headers import Headers

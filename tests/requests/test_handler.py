@@ -17,7 +17,7 @@ from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.history import History
-from proxy.plan.turn import Addition, Form
+from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
@@ -533,10 +533,10 @@ async def test_after_a_bug_nobody_is_asked_for_a_client_that_left(
 async def test_after_a_bug_the_request_goes_up_with_all_that_came(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bug is met in a form that changes what came, and in making a round's request."""
+    """The bug is met in a version that changes what came, and in making a round's request."""
     monkeypatch.setattr(
-        "proxy.requests.handler.Ladder.first",
-        lambda *_: Form(without=frozenset([Addition.THINKING])),
+        "proxy.requests.versions.Refusals.refused",
+        lambda *_: frozenset([Addition.THINKING]),
     )
     monkeypatch.setattr("proxy.requests.relay.Relay.changed", fail)
     came = [(b"idempotency-key", b"k"), (b"accept-encoding", b"gzip")]

@@ -152,7 +152,7 @@ NEXT = (
         ("proxy.requests.handler.plan", Mode.COMPACT),
         ("proxy.requests.handler.Rendered.of", Mode.COMPACT),
         ("proxy.requests.observing.foreseen", Mode.OBSERVE),
-        ("proxy.requests.handler.Ladder.first", Mode.COMPACT),
+        ("proxy.requests.handler.Versions.next", Mode.COMPACT),
         ("proxy.requests.handler.converse", Mode.COMPACT),
     ],
 )

@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from proxy.errors import UpstreamUnreachable
-from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Upstream
 from proxy.requests import windows
-from proxy.requests.windows import FORGOTTEN_AFTER, LIST_AGAIN, Known, Refusable
+from proxy.requests.windows import LIST_AGAIN, Known
 from proxy.threads import Background, WorkPool
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
@@ -233,74 +232,21 @@ def test_a_models_name_in_a_reason_writes_nothing_into_a_header(one: Process) ->
     assert "for org/qwen3.5:9b??x-evil:??:" in one.known.remark(ME, policy(), name)
 
 
-# -- additions that upstream refuses ---------------------------------------------------------------
-
-PLACE, USAGE = Addition.PLACE, Addition.USAGE
-ONE = Refusable(ME, URL, "m", PLACE, "json_object stream")
-
-
-def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
-    for _ in range(times):
-        one.known.note_refused(what)
-
-
-async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_taken(
-    one: Process,
-) -> None:
-    known = one.known
-    assert not known.has_refusals(ME)
-    refuse(one, times=1)
-    assert known.has_refusals(ME) and not known.refuses(ONE)
-    known.note_accepted(ONE)
-    refuse(one, times=1)
-    assert not known.refuses(ONE)
-    refuse(one, times=1)
-    one.now += FORGOTTEN_AFTER - 1
-    assert known.refuses(ONE)
-    one.now += 1
-    assert not known.refuses(ONE)
-    refuse(one, times=1)
-    assert known.refuses(ONE), "one refusal is enough this time"
-    known.note_accepted(ONE)
-    assert not known.refuses(ONE)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"namespace": OTHER},
-        {"upstream": "http://o/v1"},
-        {"model": "n"},
-        {"addition": USAGE},
-        {"shape": "stream"},
-    ],
-)
-async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> None:
-    refuse(one)
-    assert not one.known.refuses(msgspec.structs.replace(ONE, **other))
-
-
 async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
-    refuse(one)
     one.known.learn_window(ME, policy(), "m", 4096, 9000, measured=True)
     for number in range(2 * windows.LEARNED):
-        refuse(one, Refusable("mallory", URL, f"m{number}", PLACE, ""))
         one.known.learn_window("mallory", policy(), f"m{number}", 4096, 9000, measured=True)
-    assert one.known.refuses(ONE) and one.window(policy()) == 4096
-    assert not one.known.refuses(Refusable("mallory", URL, "m0", PLACE, ""))
+    assert one.window(policy()) == 4096
     assert one.window(policy(), "m0", "mallory") is None
 
 
 async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "NAMESPACES", 10)
     one = Process()
-    refuse(one)
     one.known.learn_window(ME, policy(), "m", 4096, 9000, measured=True)
     for number in range(20):
         assert one.window(policy(), "m", f"made-up-{number}") is None
-        assert not one.known.has_refusals(f"made-up-{number}")
-        one.known.note_accepted(Refusable(f"made-up-{number}", URL, "m", PLACE, ""))
-    assert one.known.refuses(ONE) and one.window(policy()) == 4096
+    assert one.window(policy()) == 4096
     one.threads.close()
 
 

@@ -50,8 +50,8 @@ from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import RAW, Account, Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned
 from proxy.requests.prepared import Prepared, foreseen
-from proxy.requests.relay import Refusal
 from proxy.requests.rounds import Services
+from proxy.requests.versions import Refusal
 from proxy.server.process import Process
 from proxy.settings import Settings
 from proxy.terminal import in_money, several

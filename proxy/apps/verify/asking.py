@@ -27,8 +27,8 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
-from proxy.requests.relay import Refusal
 from proxy.requests.rounds import Rounds, Services
+from proxy.requests.versions import Refusal
 from proxy.upstream.client import UpstreamReply
 
 REPLY_TOKENS = 2_000
@@ -245,7 +245,7 @@ def blamed(error: OffloadError | TimeoutError) -> tuple[Fault, str]:
 
 def asks_usage(prepared: Prepared) -> bool:
     """Whether extra requests may ask upstream for their usage."""
-    return Addition.USAGE not in prepared.form.without
+    return Addition.USAGE not in prepared.without
 
 
 def whole_turn(planned: Planned, *, usage: bool) -> Turn:
