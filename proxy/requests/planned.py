@@ -209,8 +209,14 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Why the request is not asked again to compare what follows; empty if it can be."""
         if self.plan.empty:
             return "the plan changes nothing"
+        if self.dialect.counts:
+            return "no model replies to it"
+        if self.whole_for_summary:
+            return "it is sent whole, as it asks for a summary"
         if self.request.continues:
             return "it goes on from a reply that upstream keeps"
+        if self.request.credit:
+            return "it repeats one that another model refused"
         if self.dialect.requests.upstream_runs(self.request):
             return "upstream runs tools of its own for it"
         if not self.room.holds(self.history.tokens):

@@ -178,6 +178,19 @@ def test_it_asks_nothing_again_without_a_share_money_or_a_plan(
     assert len(made.asked) == 2  # the proxy has ended, and with it what it still had to ask
 
 
+@pytest.mark.parametrize("headers", [{}, {"x-offload": "observe"}])
+def test_a_count_of_tokens_is_not_asked_again(headers: dict[str, str], tmp_path: Path) -> None:
+    """No model replies to it, so there is nothing to compare."""
+    with world(steady, "messages", tmp_path) as made:
+        path, asked = asking("messages", "And?")
+        del asked["max_tokens"]
+        made.proxy.post(f"{path}/count_tokens", asked, **VERSION, **headers)
+        ask(made.proxy, "messages", LOGS, "And?")
+        made.same()
+        paths = [one.path.rpartition("/")[2] for one in made.upstream.requests]
+    assert paths == ["count_tokens", "messages", "messages", "messages"]
+
+
 def test_money_ends_for_the_day(tmp_path: Path) -> None:
     """Asking again costs some 0.01 here, and 0.05 are kept back for it: for 2,000 tokens of each
     reply."""
@@ -208,7 +221,8 @@ def test_a_refusal_is_no_answer_and_reaches_nobody(tmp_path: Path) -> None:
         assert "/next.log" in ask(made.proxy, "chat", LOGS, "And?")
         assert made.same() == (0, 0, 0, 0)
         assert made.row["fault"] and made.row["status"] == 502
-        assert dashboard(made.proxy, "savings?period=day")["verified"]["asked"] == 0
+        found = dashboard(made.proxy, "savings?period=day")["verified"]
+        assert (found["asked"], found["failed"]) == (0, 1)
 
 
 def test_the_first_page_shows_no_figure_of_few_requests(tmp_path: Path) -> None:
@@ -219,7 +233,7 @@ def test_the_first_page_shows_no_figure_of_few_requests(tmp_path: Path) -> None:
         assert made.proxy.metric("verified_whole_tools_total", 'tenant="default"') == 1
         assert made.proxy.metric("requests_total", 'dialect="chat",kind="verify",status="200"') == 1
     missing = "1 of the 30 compared requests that a figure needs"
-    assert found == {"asked": 1, "figures": [], "missing": missing}
+    assert found == {"asked": 1, "failed": 0, "figures": [], "missing": missing}
 
 
 # -- where requests are only observed --------------------------------------------------------------

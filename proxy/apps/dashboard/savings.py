@@ -61,7 +61,11 @@ _BILLED = {
     "cost": f"iif(holdout = '{Holdout.KEPT}', cost_before, cost_after)",
 }
 _MISSED = {name: name for name in ("requests", "missed_tokens")}
-_VERIFIED = {"asked": "requests - faults", **{name: name for name in pairs.SUMMED}}
+_VERIFIED = {
+    "asked": "requests - faults",
+    "failed": "faults",
+    **{name: name for name in pairs.SUMMED},
+}
 
 
 def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
@@ -107,11 +111,12 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
 
 
 def proof(sums: Mapping[str, int]) -> Row:
-    """Return what requests that were asked again show: how many there are, the figures, and how
-    many more these need if there are none."""
+    """Return what requests that were asked again show: how many there are, how many had no reply to
+    compare, the figures, and how many more these need if there are none."""
     asked = sums["asked"]
     shown = [figure._asdict() for figure in pairs.figures(asked, sums)]
-    return {"asked": asked, "figures": shown, "missing": pairs.missing(asked)}
+    missing = pairs.missing(asked)
+    return {"asked": asked, "failed": sums["failed"], "figures": shown, "missing": missing}
 
 
 def _shortest(reader: Reader, now: float) -> str:

@@ -17,7 +17,7 @@ from proxy import sse
 from proxy.apps.verify.pairs import NextStep, Took, measured, same
 from proxy.dialects.entries import canonical
 from proxy.dialects.turn import Turn
-from proxy.errors import Fault, OffloadError, ProxyError, UpstreamBroken
+from proxy.errors import Fault, OffloadError, ProxyError, UpstreamBroken, UpstreamUnreachable
 from proxy.plan.forecast import OUTPUT_PRICE, cost
 from proxy.plan.turn import Addition, Broken, Usage
 from proxy.policy import Offload
@@ -140,7 +140,7 @@ class Asker:
         try:
             refused = await converse(turn, client, rounds)
             meter.settle(turn.spent, turn.rounds + 1)
-        except Refusal:
+        except (Refusal, UpstreamUnreachable):  # the newest round costs nothing
             meter.settle(turn.spent, turn.rounds)
             raise
         if refused is not None:
@@ -189,7 +189,7 @@ class ModelReply(NamedTuple):
         reads what the one before it had from upstream's cache, and writes what is new."""
         earlier = self.spent.prompt - self.spent.largest
         new = self.read + self.spent.hidden
-        return cost(offload, earlier + new, earlier) if earlier else 0
+        return cost(offload, earlier + new, earlier, 0, self.spent.largest) if earlier else 0
 
 
 def compared(

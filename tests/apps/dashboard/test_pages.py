@@ -19,6 +19,7 @@ import pytest
 
 from proxy.apps.dashboard.rows import Recorded, Rows
 from proxy.apps.verify import pairs
+from proxy.errors import Fault
 from proxy.telemetry.outcome import Basis, Kind
 from tests import transcripts
 from tests.apps.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
@@ -313,10 +314,12 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(
         )
         assert {"500 k", "1 M"} <= {*ticks} or {"200 k", "400 k"} <= {*ticks}, ticks
         with closing(Rows(path, 10**8)) as rows:
-            rows.write([Recorded(time.time(), one) for one in same[:29]])
+            refused = outcome(99, kind=Kind.VERIFY, status=502, fault=Fault.PROTOCOL)
+            rows.write([Recorded(time.time(), one) for one in [refused, *same[:29]]])
             shown = (await page.show("#overview/hour")).replace("\n\n", "\n")
             few = "29 of the 30 compared requests that a figure needs"
-            assert f"Same next action\nnot known yet\n{few}" in shown
+            vain = "1 more request had no reply to compare"
+            assert f"Same next action\nnot known yet\n{few}\n{vain}" in shown
             rows.write([Recorded(time.time(), one) for one in same[29:]])
         await page.show("#live")
         shown = (await page.show("#overview/hour")).replace("\n\n", "\n")

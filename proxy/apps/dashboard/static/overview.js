@@ -83,8 +83,10 @@ function largest(sessions) {
 }
 
 // What requests that were asked again show, with intervals; how many more are needed where that is nothing yet.
-function proof({ asked, figures: shown, missing }) {
-  if (missing) return asked ? [tile("Same next action", "not known yet", missing)] : [];
+function proof({ asked, failed, figures: shown, missing }) {
+  if (!asked && !failed) return [];
+  const vain = failed ? [`${counted(failed, "more request")} had no reply to compare`] : [];
+  if (missing) return [tile("Same next action", "not known yet", missing, ...vain)];
   return shown.map(({ title, value, lines }) => tile(title, value, ...lines));
 }
 
