@@ -1,10 +1,10 @@
-"""A mapping of bounded weight that drops the least recently used items first."""
+"""Mappings of bounded weight that drop the least recently used items first."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
-from threading import Lock
+from collections.abc import Callable, Hashable
+from threading import Lock, RLock
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -63,3 +63,68 @@ class Lru(Generic[K, V]):
         item = self._items.pop(key, None)
         if item is not None:
             self.weight -= item[1]
+
+
+class Shares(Generic[K, V]):
+    """A mapping of bounded weight that many owners share. Thread-safe.
+
+    If it is full, the owner that holds most loses what it has not used for longest: nobody pushes
+    out what others hold. An item above its `share` of the limit is not kept. `dropped` is called
+    with each item that goes or is not kept.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        share: int = 8,
+        dropped: Callable[[K, V], object] = lambda key, value: None,
+    ) -> None:
+        self._limit = limit
+        self._most = limit // share
+        self._dropped = dropped
+        self._items: dict[str, OrderedDict[K, tuple[V, int]]] = {}
+        self._weights: dict[str, int] = {}
+        self.lock = RLock()
+        """Held while anything changes, and while `dropped` is called."""
+        self.weight = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    def get(self, owner: str, key: K) -> V | None:
+        """Return the value of this key, or None, and make it the owner's most recently used."""
+        with self.lock:
+            items = self._items.get(owner)
+            item = items.get(key) if items else None
+            if items and item:
+                items.move_to_end(key)
+        return item[0] if item else None
+
+    def put(self, owner: str, key: K, value: V, weight: int) -> None:
+        """Store a value, replacing any earlier one of this key."""
+        with self.lock:
+            self.discard(owner, key)
+            if weight > self._most:
+                self._dropped(key, value)
+                return
+            self._items.setdefault(owner, OrderedDict())[key] = (value, weight)
+            self._weigh(owner, weight)
+            while self.weight > self._limit:
+                most = max(self._weights, key=self._weights.__getitem__)
+                self.discard(most, next(iter(self._items[most])))
+
+    def discard(self, owner: str, key: K) -> None:
+        """Remove a key, if present."""
+        with self.lock:
+            items = self._items.get(owner)
+            item = items.pop(key, None) if items else None
+            if item is None:
+                return
+            self._weigh(owner, -item[1])
+            self._dropped(key, item[0])
+
+    def _weigh(self, owner: str, more: int) -> None:
+        self.weight += more
+        self._weights[owner] = self._weights.get(owner, 0) + more
+        if not self._items[owner]:
+            del self._items[owner], self._weights[owner]

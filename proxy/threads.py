@@ -59,7 +59,8 @@ _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The part of a namespace that follows the tenant's name; see `policies.tenants`."""
 
 
-def _tenant_of(caller: str) -> str:
+def tenant_of(caller: str) -> str:
+    """Return the name of the tenant to which this namespace belongs."""
     return _CALLER.sub("", caller)
 
 
@@ -86,7 +87,7 @@ class Slot:
     """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
 
     def __init__(self, caller: str, later: bool) -> None:
-        self.caller, self.tenant, self.later = caller, _tenant_of(caller), later
+        self.caller, self.tenant, self.later = caller, tenant_of(caller), later
         self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -110,7 +111,7 @@ class Places:
 
     def waiting_of(self, caller: str) -> int:
         """Return how many of this caller wait."""
-        tenant = _tenant_of(caller)
+        tenant = tenant_of(caller)
         return sum(len(lane[tenant].get(caller, ())) for lane in self._lanes if tenant in lane)
 
     async def take(self, caller: str, later: bool | None = None) -> Slot:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.lru import Lru
+from proxy.lru import Lru, Shares
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -33,3 +33,21 @@ def test_the_weight_is_the_sum_of_the_items(steps: list[tuple[str, int, bool]]) 
         kept = [value for key in "abcdefgh" if (value := lru.get(key)) is not None]
         assert lru.weight == sum(kept) <= 100
         assert len(lru) == len(kept)
+
+
+def test_of_shares_the_owner_that_holds_most_loses_its_oldest() -> None:
+    dropped: list[tuple[int, str]] = []
+    shares = Shares[int, str](10, share=2, dropped=lambda key, value: dropped.append((key, value)))
+    shares.put("a", 1, "one", 2)
+    for key in range(2, 6):
+        shares.put("b", key, "more", 2)
+    assert shares.get("b", 2) == "more"  # now its newest
+    shares.put("b", 6, "most", 2)
+    assert dropped == [(3, "more")]
+    assert (shares.get("a", 1), len(shares), shares.weight) == ("one", 5, 10)
+    shares.put("a", 7, "too large", 6)
+    shares.discard("a", 1)
+    shares.discard("a", 1)
+    shares.put("b", 2, "other", 1)
+    assert dropped[1:] == [(7, "too large"), (1, "one"), (2, "more")]
+    assert (shares.get("a", 1), shares.get("b", 2), shares.weight) == (None, "other", 7)

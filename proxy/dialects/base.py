@@ -51,6 +51,7 @@ from proxy.dialects.usage import Reported, reported
 from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
 from proxy.plan.plan import Count, Message, Reading, Role, ToolCall
+from proxy.plan.preview import has_place, names_in
 from proxy.plan.recognise import kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
@@ -87,6 +88,8 @@ class Dialect(ABC):
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
 
+    listing: ClassVar[str] = "messages"
+    """The member with the list that the entries are made of."""
     known: ClassVar[frozenset[str]]
     """The top-level members with which a history means what it means without them. A request with
     others passes unplanned; the policy's `upstream.members` adds to them."""
@@ -115,11 +118,12 @@ class Dialect(ABC):
         """Parse a decompressed body. Raises Unplannable if it is no request of this API: upstream
         says so better."""
         try:
-            return self._request(body, opened(body))
+            return self.request_of(body, opened(body))
         except (NotJson, msgspec.MsgspecError) as error:
             raise Unplannable(str(error)) from error
 
-    def _request(self, body: bytes, members: Members) -> Request:
+    def request_of(self, body: bytes, members: Members) -> Request:
+        """Return the request with these members. Raises NotJson, MsgspecError and Unplannable."""
         entries, obstacle, more = self.split(members)
         tools = members.get("tools", NULL)
         if not rawjson.is_null(tools):
@@ -146,8 +150,14 @@ class Dialect(ABC):
             forbids_ours=forbids_ours(members.get("tool_choice")),
             obstacle=next(barred, obstacle) or ("" if names else "tools"),
             unknown=tuple(sorted(given.keys() - self.known)),
+            listing=self.listing,
             **more,
         )
+
+    @staticmethod
+    def ends(element: Raw) -> bool:
+        """Whether an entry ends with this element of `listing`, whatever follows it."""
+        return True
 
     @staticmethod
     @abstractmethod
@@ -271,9 +281,14 @@ class Dialect(ABC):
         try:
             found = self.contents(role, parts)
             sealed = self.unknown(found, parts, reading.harmless)
-            return measured(self.name, entry, found, reading, count, sealed=sealed)
+            message = measured(self.name, entry, found, reading, count, sealed=sealed)
         except (NotJson, msgspec.MsgspecError):
-            return unreadable(self.name, entry, role, count)
+            message = unreadable(self.name, entry, role, count)
+        names = names_in(bytes(entry))
+        there = has_place(bytes(entry), reading.shape.store_dir)
+        if not there and not names:
+            return message
+        return msgspec.structs.replace(message, has_place=there, names=names)
 
     def _contents(self, entry: Entry) -> Contents:
         """Return what is in an entry. One that cannot be read is shown to readers as it is, and has

@@ -397,6 +397,8 @@ TEXT = ("text", "input_text")
 _PATTERNS = {key: re.compile(rb'"%b"\s*:\s*(\{[^{}]*\})' % key.encode()) for key in MARKS}
 """Clients that write all fields set most of them to null, which is no mark. Within a string, the
 quotation marks would be escaped."""
+_MEMBERS = {key: re.compile(rb',\s*"%b"\s*:\s*\{[^{}]*\}' % key.encode()) for key in MARKS}
+"""The same, with the comma before it."""
 
 
 def marks_in(raw: Entry) -> list[Mark]:
@@ -407,6 +409,15 @@ def marks_in(raw: Entry) -> list[Mark]:
         if key.encode() in whole and (found := pattern.findall(whole)):
             return [Mark(key, Raw(one)) for one in found]
     return []
+
+
+def without_marks(entry: Entry, marks: Sequence[Mark]) -> Entry:
+    """Return an entry as it was before its client set these breakpoints, as far as that is certain:
+    what a model gives to a tool may look like one."""
+    whole = bytes(entry)
+    if not marks or b'"input"' in whole or b'"assistant"' in whole:
+        return entry
+    return _MEMBERS[marks[0].key].sub(b"", whole)
 
 
 def unmarked(block: Members) -> bytes:

@@ -3,9 +3,10 @@ them. The same plan and records always give the same bytes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -70,9 +71,8 @@ def altered(
         index: previews(index, move.event == 0) for index, move in moves.items()
     }
     if marking is not None and (places := _to_mark(transcript, plan, shown)):
-        made |= _marked(
-            dialect, marking, {index: made.get(index, transcript.raws[index]) for index in places}
-        )
+        entries = {index: made.get(index, transcript.raws[index]) for index in places}
+        made |= _marked(dialect, marking, transcript, entries)
     return made
 
 
@@ -138,7 +138,7 @@ def _to_mark(transcript: Transcript, plan: Plan, shown: SummaryBoundary | None) 
 
 
 def _marked(
-    dialect: Dialect, request: Request, entries: Mapping[int, Entry]
+    dialect: Dialect, request: Request, transcript: Transcript, entries: Mapping[int, Entry]
 ) -> Iterator[tuple[int, Entry]]:
     """Yield those of these entries that get a breakpoint of ours, with it, as far as there is room.
 
@@ -148,18 +148,21 @@ def _marked(
     Each is like the client's next one, as none may live longer than those before it, else in the
     client's spelling.
     """
-    theirs = marks_in(request.body)
-    if not theirs:
+    theirs = Counter(mark.key for mark in marks_in(request.aside))
+    for (member, _), times in transcript.breakpoints.items():
+        theirs[member] += times
+    key = next((key for key in MARKS if theirs[key]), "")
+    if not key:
         return
-    key = theirs[0].key
     explicit = (
         text_of(object_of(request.members.get("prompt_cache_options")).get("mode")) == "explicit"
     )
-    room = MOST_MARKS - len(theirs) - (key == OPENAI and not explicit)
+    room = MOST_MARKS - theirs[key] - (key == OPENAI and not explicit)
     last = request.members[key] if object_of(request.members.get(key)) else MARKS[key]
     for index, entry in entries.items():
         if room > 0 and not marks_in(request.entries[index]):
-            later = (mark for other in request.entries[index + 1 :] for mark in marks_in(other))
+            behind = islice(request.entries, index + 1, None)
+            later = (mark for other in behind for mark in marks_in(other))
             marked = dialect.marked(entry, next(later, Mark(key, last)))
             if marked is not entry:
                 room -= 1

@@ -71,11 +71,11 @@ class _Large(msgspec.Struct, frozen=True):
 _large = msgspec.json.Decoder(_Large)
 
 
-def opened(body: bytes) -> Members:
-    """Return the top-level members of a body. Raises NotJson, and Unplannable if there is too much
-    besides the large ones."""
+def opened(body: bytes, size: int = 0) -> Members:
+    """Return the top-level members of a body, or of one of this `size` of which a part is left out
+    in a large member. Raises NotJson, and Unplannable if there is too much besides these."""
     rawjson.check_utf8(body)
-    if len(body) > rawjson.FEW:
+    if max(len(body), size) > rawjson.FEW:
         found, _ = rawjson.decode(_large, body)
         large = msgspec.structs.astuple(found)
         if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
@@ -208,6 +208,7 @@ class RoundRequest(ABC):
         left: int | None = None,
     ) -> None:
         self.members = request.members
+        self._known = request.known
         self.own = request.body
         """The client's own body."""
         self.streams = request.stream
@@ -247,7 +248,8 @@ class RoundRequest(ABC):
     def wants_json(self) -> bool:
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
         told = [self.members]
-        if self.updates and self.updates in self.own:
+        # a beginning has no such entries
+        if self.updates and not self._known and self.updates in self.own:
             told += [
                 object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)
             ]

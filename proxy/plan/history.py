@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import takewhile
@@ -32,7 +32,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.plan import preview
-from proxy.plan.plan import Item, Message, Piece, Plan, Role, Room
+from proxy.plan.plan import Breakpoint, Item, Message, Piece, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
 from proxy.plan.texts import Carries
@@ -41,6 +41,8 @@ from proxy.policy import Offload
 PLACE_BYTES = 250
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py`
 compares all of these with what the objects take."""
+ENTRY_BYTES = 80
+"""Bytes of an entry of a beginning beside those of its text."""
 BEGINNING = bytes(16)  # the digest of a history without messages
 OPENING_MESSAGES = 100
 """Messages among which the user's first one is looked for. It is the first or second one of nearly
@@ -201,11 +203,16 @@ class Transcript:
     """A whole history: the entries, and a `Message` for each."""
 
     def __init__(
-        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str]
+        self,
+        raws: Sequence[bytes | Raw],
+        messages: Sequence[Message],
+        tools: Sequence[str],
+        breakpoints: Mapping[Breakpoint, int] = {},
     ) -> None:
         self.raws = raws
         self.messages = messages
         self.tools = tools  # per message, the name of the tool whose result it is
+        self.breakpoints = breakpoints  # as `History` has them
         self.leading = leading(messages)
 
 
@@ -235,6 +242,11 @@ class History:
         self.links = [BEGINNING]  # entry *i* identifies what the first *i* messages mean
         self.tokens = 0
         self.fixed = 0  # tokens of images, audio and files, which could not be counted
+        self.has_place = False  # whether it has the name of the folder of moved texts
+        # what looks like the names of moved texts
+        self.names: frozenset[str] = frozenset()
+        # the client's cache breakpoints, and how many times there is each
+        self.breakpoints: Mapping[Breakpoint, int] = {}
         self.fold = Fold(terms.offload, terms.room, terms.tool_definition_tokens)
         self._user_came = False  # whether the user's first message has come
         self._pairing = Pairing()
@@ -260,6 +272,12 @@ class History:
         for message in named:
             longer._add(message)
         longer._held += sum([message.size() for message in named])
+        longer.has_place |= any([message.has_place for message in named])
+        longer.names = self.names.union(*[message.names for message in named])
+        marks = [mark for message in named for mark in message.breakpoints]
+        longer.breakpoints = (
+            Counter(self.breakpoints) + Counter(marks) if marks else self.breakpoints
+        )
         return longer
 
     def _add(self, message: Message) -> None:
@@ -333,7 +351,7 @@ class History:
         """About how many bytes it takes, with its messages, as their own cache may have evicted
         them."""
         names = len(self._naming.calls) + len(self._naming.taken)
-        return 3_000 + 64 * self.fold.pins + PLACE_BYTES * len(self) + 100 * names + self._held
+        return 4_500 + 64 * self.fold.pins + PLACE_BYTES * len(self) + 100 * names + self._held
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""
@@ -358,4 +376,35 @@ class History:
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
         """The history together with the bytes of its entries."""
-        return Transcript(raws, self.messages, self.tools)
+        return Transcript(raws, self.messages, self.tools, self.breakpoints)
+
+
+class Beginning:
+    """The beginning of a history as a client sent it, and what was made of it: all of this is a
+    function of its bytes."""
+
+    def __init__(
+        self,
+        text: bytes,
+        count: int,
+        entries: list[Raw],
+        *,
+        replied: bool = False,
+        refers: bool = False,
+    ) -> None:
+        self.text = text
+        """The messages, with what is between them."""
+        self.count = count
+        """How many they are; they may be more entries, or fewer."""
+        self.entries = entries
+        self.replied = replied
+        """Whether a reply is known to be among them, where the API counts on that."""
+        self.refers = refers
+        """Whether there may be references to compacted histories in it."""
+        self.histories: dict[Terms, History] = {}
+        """The newest last. One may end before this beginning does."""
+
+    def size(self) -> int:
+        """About how many bytes it takes, with the entries, which have bytes of their own."""
+        histories = sum([history.size() for history in self.histories.values()])
+        return 2 * len(self.text) + ENTRY_BYTES * len(self.entries) + histories

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cached_property
 from operator import attrgetter
 
 import msgspec
@@ -42,6 +43,8 @@ class Role(IntEnum):
 # -- a message, without its texts ------------------------------------------------------------------
 
 Count = Callable[[str], int]
+Breakpoint = tuple[str, bytes]
+"""A cache breakpoint: the member that sets it, and its value."""
 
 
 def digest(raw: bytes | Raw) -> bytes:
@@ -87,6 +90,10 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+REPLACED_BYTES = 600
+TOKEN_BYTES = 5
+"""Bytes that the replacement of a message takes when it was made, and for each token of it."""
+
 MESSAGE_BYTES = 390
 PIECE_BYTES = 300
 CALL_BYTES = 180
@@ -95,7 +102,7 @@ MARK_BYTES = 60
 ids and labels."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, dict=True):
     """Everything that the plan needs of one message, without its text."""
 
     digest: bytes  # of the bytes as they came
@@ -119,6 +126,14 @@ class Message(msgspec.Struct, frozen=True):
     # what marks each of its calls that has an id; see `recognise.mark`
     marks: tuple[bytes, ...] = ()
     fixed: int = 0  # tokens of images and audio, which cannot cause an event
+    has_place: bool = False  # whether it has the name of the folder of moved texts
+    names: frozenset[str] = frozenset()  # what looks like the names of moved texts
+    breakpoints: tuple[Breakpoint, ...] = ()  # the client's cache breakpoints, all in one spelling
+
+    @cached_property
+    def replaced(self) -> dict[bool, bytes]:
+        """The entry as it was sent so far once it moved, by whether the model had not seen it."""
+        return {}
 
     @property
     def preview(self) -> int:
@@ -130,18 +145,13 @@ class Message(msgspec.Struct, frozen=True):
         """Its tokens once it moved at first sight."""
         return self.tokens - sum([piece.tokens - piece.first_preview for piece in self.pieces])
 
-    @property
-    def key(self) -> bytes:
-        """Identifies what replaces it, which depends on its bytes and on the names of its
-        pieces."""
-        named = "".join([f"\n{piece.name}\n{piece.label.origin}" for piece in self.pieces])
-        return digest(self.digest + named.encode())
-
     def size(self) -> int:
         """About how many bytes it takes."""
         size = MESSAGE_BYTES + len(self.answers)
         if self.pieces:
             size += sum([PIECE_BYTES + len(piece.name) + len(piece.media) for piece in self.pieces])
+            preview = self.preview
+            size += REPLACED_BYTES + TOKEN_BYTES * preview if preview < self.tokens else 0
         if self.calls:
             size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
             size += sum(map(Label.size, self.labels)) + MARK_BYTES * len(self.marks)

@@ -130,8 +130,12 @@ _odd_in_name = re.compile(r"[^A-Za-z0-9._]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
 _SECRET_CHARS = 20
 _DIGEST = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
-_ENDING = re.compile(rb"[._][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])")
-"""How the name of a moved text ends, or of the originals behind a summary."""
+_SUFFIX = b".txt"
+_ENDING = re.compile(
+    rb"\.txt(?![A-Za-z0-9_-])(?:(?<=[._][0-9a-f]{16}\.txt)|(?<=[._][0-9a-f]{32}\.txt))"
+)
+"""The end of the name of a moved text, or of the originals behind a summary. It begins with what is
+rare, so that it is found fast."""
 _BREAK = re.compile(rb"[^A-Za-z0-9._\\]+")
 _JSON_ESCAPE = re.compile(r"\A(?:u[0-9a-fA-F]{4}|[a-z])")
 """What follows the backslash of an escape in JSON, such as that of a line feed."""
@@ -206,16 +210,15 @@ def digest_in(name: str) -> str:
     return match[1] if match else ""
 
 
-def names_in(body: bytes, store_dir: str) -> frozenset[str]:
-    """Return the full names of files that a JSON body quotes, such as in the summary that a client
-    made of its history. A body without the last part of `store_dir` quotes none, which is cheap to
-    see. Others are looked at in steps, between which other threads have their turn."""
-    place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
+def names_in(body: bytes) -> frozenset[str]:
+    """Return the full names of files that JSON quotes, such as in the summary that a client made of
+    its history. It is looked at in steps, between which other threads have their turn."""
     found = set[str]()
-    for begin in range(0, len(body), _STEP) if _quotes(body, place) else ():
-        for match in _ENDING.finditer(body, max(begin - 2 * _STEM_BYTES, 0), begin + _STEP):
-            if stem := _stem_in(body[max(match.start() - _STEM_BYTES, 0) : match.start()]):
-                found.add(f"{stem}{match[0].decode()}")
+    for begin in range(0, len(body), _STEP) if _SUFFIX in body else ():
+        end = begin + _STEP
+        for match in _ENDING.finditer(body, begin, end + len(_SUFFIX)):
+            if match.start() < end and (name := _name_before(body, match.end())):
+                found.add(name)
     return frozenset(found)
 
 
@@ -225,19 +228,25 @@ def unescaped(text: str) -> str:
     return _MARKDOWN_ESCAPE.sub("", text)
 
 
-def _quotes(body: bytes, place: bytes) -> bool:
-    """Whether a JSON body has this name of a directory, also in Markdown, within JSON or not."""
+def has_place(body: bytes, store_dir: str) -> bool:
+    """Whether JSON has the last part of this directory's name, also in Markdown. Without it, what
+    looks like the name of a moved text is none."""
+    place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
     if place in body or b"\\_" not in body:
         return place in body
     return any(place.replace(b"_", b"\\" * escapes + b"_") in body for escapes in (1, 2, 4))
 
 
-def _stem_in(before: bytes) -> str:
-    """Return the beginning of a name from the JSON that precedes its ending; empty if there is
-    none."""
+def _name_before(body: bytes, end: int) -> str:
+    """Return the name of which the ending is before this place in JSON; empty if nothing precedes
+    the ending."""
+    digits = DIGITS if body[end - len(_SUFFIX) - DIGITS - 1] in b"._" else 2 * DIGITS
+    start = end - len(_SUFFIX) - digits - 1
+    before = body[max(start - _STEM_BYTES, 0) : start]
     last = unescaped(_BREAK.split(before)[-1].rstrip(b"\\").decode())
     _, escape, stem = last.rpartition("\\")
-    return _JSON_ESCAPE.sub("", stem) if escape else stem
+    stem = _JSON_ESCAPE.sub("", stem) if escape else stem
+    return f"{stem}{body[start:end].decode()}" if stem else ""
 
 
 def paths(text: str) -> list[str]:

@@ -10,11 +10,13 @@ import hashlib
 import re
 from collections.abc import Collection
 from enum import Enum, StrEnum, auto
+from functools import cached_property
 
 import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.plan.history import Beginning
 
 
 class State(Enum):
@@ -181,6 +183,10 @@ Complaint = Addition | Verdict
 # -- the client's request --------------------------------------------------------------------------
 
 ENTRY = 512  # bytes that looking at an entry counts as, whatever its length
+COMPARED = 8
+PASSED = 2
+"""How many times as much it costs to read bytes as to compare and copy known ones, and to look at
+an entry as to pass over a known one."""
 
 MAX_NAME = 40  # the most characters that a log or a header shows of a member's name
 MAX_PATH = 100
@@ -205,7 +211,7 @@ def unknown_words(sealed: str) -> str:
     return f"{said}; where it is harmless, name it in the policy's `upstream.members`."
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, dict=True):
     """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan
     counts in."""
 
@@ -231,13 +237,32 @@ class Request(msgspec.Struct, frozen=True):
     touched."""
     # text that precedes the history and is no part of it; `null` where there is none
     preamble: Raw = rawjson.NULL
-    unsent: bool = False
-    """Whether upstream keeps this beginning of a conversation, so that its client may never send it
-    again."""
+    keeps: bool = False
+    """Whether upstream keeps replies, so that a client may send none of them again."""
+    replied: bool = False
+    """Whether a reply is among the entries, where that counts because upstream may keep it."""
     # the id of an earlier reply, if upstream keeps the history and the request goes on from there
     continues: str = ""
     credit: str = ""
     """Upstream's token for a request that it refused, if this one is the same for another model."""
+    listing: str = ""  # the member that has the entries
+    known: Beginning | None = None
+    """The beginning that the request shares with an earlier one."""
+    fresh: bytes = b""
+    """The body with a stand-in for that beginning."""
+
+    @cached_property
+    def aside(self) -> bytes:
+        """The members beside the entries, as JSON."""
+        return rawjson.encode(
+            {name: raw for name, raw in self.members.items() if name != self.listing}
+        )
+
+    @property
+    def unsent(self) -> bool:
+        """Whether upstream keeps this beginning of a conversation, so that its client may never
+        send it again."""
+        return self.keeps and not self.replied
 
     def obstacle_beside(self, known: Collection[str]) -> str:
         """Return the obstacle, or an unknown member that is not among these `known` ones; empty if
@@ -260,8 +285,14 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes that work on all of the request looks through, for `threads`."""
-        return max(len(self.body), len(self.entries) * ENTRY)
+        """Bytes that work on the request looks through, for `threads`. Those that are known are
+        only compared and copied."""
+        known = self.known
+        if known is None:
+            return max(len(self.body), len(self.entries) * ENTRY)
+        entries = (len(self.entries) - len(known.entries)) * ENTRY
+        new = max(len(self.body) - len(known.text), entries)
+        return new + max(len(known.text) // COMPARED, len(known.entries) * ENTRY // PASSED)
 
 
 class Unplannable(ValueError):

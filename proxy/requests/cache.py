@@ -1,24 +1,33 @@
-"""What was measured before: messages, previews, and histories with their plan so far. Only new
-messages are decoded and counted, in a thread if that takes long."""
+"""What came before: beginnings of histories with their plan so far, and measured messages.
+
+A body is compared with the beginnings of its caller, and only the rest of it is parsed, measured
+and planned. A message that is known from elsewhere in another history is not measured again. All
+this is a pure function of bytes and policy, so that nothing here ever becomes stale. It shares one
+bounded memory, of which every tenant keeps its part.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
+from itertools import count as numbers
 from typing import Protocol, TypeVar
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects import Dialect
+from proxy.dialects.beginnings import LEAST, coming, parsed, place_in
+from proxy.dialects.entries import marks_in, without_marks
 from proxy.dialects.render import Previews, with_previews
-from proxy.lru import ENTRY_BYTES, Lru
-from proxy.plan.history import History, Terms, Transcript
+from proxy.lru import ENTRY_BYTES, Lru, Shares
+from proxy.plan.history import Beginning, History, Terms, Transcript
 from proxy.plan.plan import Message, Reading, digest
 from proxy.plan.preview import Shape
-from proxy.plan.turn import ENTRY
-from proxy.threads import NEW, WorkPool
+from proxy.plan.turn import ENTRY, Request
+from proxy.threads import NEW, WorkPool, tenant_of
 
 BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its
@@ -26,23 +35,26 @@ batch."""
 MESSAGE = 700
 """Bytes that reading a small message counts as towards a batch: it takes time even if it is
 empty."""
-MESSAGES_BYTES = 64 << 20
-PREVIEWS_BYTES = 32 << 20
+MEMORY_BYTES = 224 << 20
+"""Bytes of all that is remembered."""
 KEY_BYTES = ENTRY_BYTES + 112
-TEXT_BYTES = 40
-"""Bytes of an entry and its key, and of a text beside its characters."""
 
-PAST_BYTES = 128 << 20
-"""Bytes of histories with the client's own bytes, and their messages, which are often in their own
-cache as well."""
-LONG = 4
-"""A history is found by this many messages at its beginning, which include a reply. Shorter
-histories are not kept."""
+ALIKE = 256
+"""The most beginnings of a caller that begin alike."""
+COMPARED = 3
+"""The most of them that are compared with a body: nearly all others have another end."""
+END = 32
+"""Bytes of that end."""
+TERMS = 4
+"""The most plans that are kept with a beginning: for several models, or for more pauses."""
 
 T = TypeVar("T")
 
-Key = bytes
-"""A message's digest, followed by the digest of everything else that its measure depends on."""
+Key = tuple[str, bytes]
+"""A message's caller, and its digest followed by that of everything else that its measure depends
+on."""
+Alike = tuple[str, str, bytes]
+"""The caller and the dialect of beginnings, and how they begin."""
 
 
 class Counter(Protocol):
@@ -50,98 +62,135 @@ class Counter(Protocol):
 
 
 class MessageCache:
-    """Reads messages by their bytes. A message is a pure function of its bytes, so no entry here
-    ever becomes stale.
-
-    `caller` names the namespace that work in the pool is done for.
-    """
+    """Reads requests and their messages. `caller` names the namespace that they are read for: it
+    finds only what came from there."""
 
     def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
         self._tokens = tokens
         self.pool = pool or WorkPool("reading")
-        self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
-        self._previews: Lru[Key, bytes] = Lru(PREVIEWS_BYTES)
-        self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
-        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
+        self._memory: Shares[Key | int, Message | Beginning] = Shares(
+            MEMORY_BYTES, dropped=self._dropped
+        )
+        self._alike: dict[Alike, dict[int, Beginning]] = {}
+        """The beginnings by their numbers in memory, the newest last."""
+        self._places: dict[int, Alike] = {}
+        self._numbers = numbers()
+        self._tools: Lru[tuple[str, bytes, str], int] = Lru(1_000)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """Functions that return the number of entries and bytes of each cache, for the metrics."""
-        return {
-            "messages": lambda: (len(self._messages), self._messages.weight),
-            "previews": lambda: (len(self._previews), self._previews.weight),
-            "histories": lambda: (len(self._pasts), self._pasts.weight),
-        }
+        return {"histories": lambda: (len(self._memory), self._memory.weight)}
+
+    # -- beginnings --
+
+    def known(self, dialect: Dialect, body: bytes, caller: str = "") -> Beginning | None:
+        """Return the longest beginning of this caller's that a body has."""
+        start = place_in(dialect, body)
+        if start is None:
+            return None
+        alike = self._alike.get((caller, dialect.name, body[start : start + LEAST]), {})
+        compared = 0
+        best: tuple[int, Beginning] | None = None
+        for number, one in reversed(list(alike.items())):
+            end = start + len(one.text)
+            if (best and len(one.text) <= len(best[1].text)) or (
+                body[end - END : end] != one.text[-END:]
+            ):
+                continue
+            if body.startswith(one.text, start):
+                best = number, one
+            compared += 1
+            if compared == COMPARED:
+                break
+        if best is None:
+            return None
+        self._memory.get(tenant_of(caller), best[0])  # it is used
+        return best[1]
+
+    def request(self, dialect: Dialect, body: bytes, caller: str = "") -> Request:
+        """Parse a body. Raises Unplannable."""
+        return parsed(dialect, body, self.known(dialect, body, caller))
+
+    def _keep(
+        self, dialect: Dialect, caller: str, known: Beginning | None, made: Beginning
+    ) -> None:
+        """Keep a beginning, in the place of the known one that it goes on from."""
+        owner = tenant_of(caller)
+        place = caller, dialect.name, made.text[:LEAST]
+        with self._memory.lock:
+            alike = self._alike.setdefault(place, {})
+            gone = [number for number, one in alike.items() if one is known or one is made]
+            gone += [*alike][: max(len(alike) - ALIKE, 0)]
+            number = next(self._numbers)
+            alike[number] = made
+            self._places[number] = place
+            for one in gone:
+                self._memory.discard(owner, one)
+            self._memory.put(owner, number, made, ENTRY_BYTES + LEAST + made.size())
+
+    def _dropped(self, key: Key | int, value: object) -> None:
+        if isinstance(key, int):
+            place = self._places.pop(key)
+            del self._alike[place][key]
+            if not self._alike[place]:
+                del self._alike[place]
+
+    # -- histories --
 
     async def history(
         self,
         dialect: Dialect,
-        raws: Sequence[Raw],
+        request: Request,
         terms: Terms,
         caller: str = "",
-        size: int = 0,
         *,
         then: Callable[[History], T],
     ) -> T:
-        """Return what `then` makes of the measured and folded history. If it continues an earlier
-        request's, read only the new messages.
-
-        `size` is how many bytes it takes to look through it. Raises Unplannable.
-        """
-
-        def begun() -> tuple[History, bytes, bytes, T | None]:
-            past, key, whole = self._begun(dialect, raws, terms)
-            return past, key, whole, then(past) if len(past) == len(raws) else None
-
-        past, key, whole, made = await self.pool.run(caller, begun, size)
-        if made is not None:
-            return made
+        """Return what `then` makes of the measured and folded history. If the request continues an
+        earlier one, only the new messages are read. Raises Unplannable."""
+        known = request.known
+        past = (known.histories.get(terms) if known else None) or History(terms)
+        raws = request.entries[len(past) :]
         reading = Reading.of(terms.offload, terms.room.window, terms.harmless)
-        messages = await self.read(dialect, raws[len(past) :], reading, terms.model, caller)
+        messages = await self.read(dialect, raws, reading, terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
 
         def extended() -> T:
-            longer = past.extended(messages)
-            if key:
-                self._pasts.put(
-                    (key, terms), (whole, longer), ENTRY_BYTES + len(whole) + longer.size()
-                )
-            return then(longer)
+            history = past
+            beginning = coming(dialect, request)
+            if beginning is not None:
+                new = len(beginning.entries) - len(past)
+                history = past.extended(messages[:new])
+                before = known.histories if known else {}
+                kept = [one for one in before.items() if one[0] != terms][1 - TERMS :]
+                beginning.histories = {**dict(kept), terms: history}
+                self._keep(dialect, caller, known, beginning)
+            return then(history.extended(messages[len(history) - len(past) :]))
 
-        return await self.pool.run(caller, extended, max(size, (len(raws) + parts) * ENTRY))
-
-    def _begun(
-        self, dialect: Dialect, raws: Sequence[Raw], terms: Terms
-    ) -> tuple[History, bytes, bytes]:
-        """Return the known part of a history, the key by which it is found, and the whole history's
-        bytes.
-
-        Bytes are compared, which is ten times as fast as a digest. A comma follows each message, so
-        that one that goes on differently is no longer the same.
-        """
-        past = History(terms)
-        if len(raws) < LONG:
-            return past, b"", b""
-        key = hashlib.sha256(b",".join([dialect.name.encode(), *raws[:LONG]])).digest()
-        whole = b",".join([*raws, b""])
-        known, earlier = self._pasts.get((key, terms)) or (b"", past)
-        return (earlier if whole.startswith(known) else past), key, whole
+        return await self.pool.run(caller, extended, max(request.size, parts * ENTRY))
 
     async def read(
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
         variant = _variant(dialect.name, reading, model)
+        owner = tenant_of(caller)
         count = self.counter(model)
         messages = list[Message]()
 
         def read(batch: Sequence[Raw]) -> list[Message]:
             found = list[Message]()
             for raw in batch:
-                key = digest(raw) + variant
-                message = self._messages.get(key)
-                if message is None:
-                    message = dialect.read(raw, reading, count)
-                    self._messages.put(key, message, KEY_BYTES + message.size())
+                marks = marks_in(raw)
+                plain = without_marks(raw, marks)
+                key = caller, digest(plain) + variant
+                message = self._memory.get(owner, key)
+                if not isinstance(message, Message):
+                    message = dialect.read(plain, reading, count)
+                    self._memory.put(owner, key, message, KEY_BYTES + message.size())
+                if marks:
+                    breakpoints = tuple((mark.key, bytes(mark.value)) for mark in marks)
+                    message = replace(message, digest=digest(raw), breakpoints=breakpoints)
                 found.append(message)
             return found
 
@@ -156,24 +205,19 @@ class MessageCache:
             messages += await self.pool.run(caller, partial(read, raws[at:end]), size)
         return messages
 
-    def previews(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Previews:
-        """Return a function that returns messages with previews and references, from the cache if
-        possible."""
-        variants = {
-            first_preview: _variant(dialect.name, shape, first_preview)
-            for first_preview in (False, True)
-        }
+    @staticmethod
+    def previews(dialect: Dialect, transcript: Transcript, shape: Shape) -> Previews:
+        """Return a function that returns messages with previews and references, which are made
+        once."""
 
         def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
-            key = message.key + variants[first_preview]
-            found = self._previews.get(key)
-            if found is None:
-                found = with_previews(
-                    dialect, transcript.raws[index], message, shape, first_preview
-                )
-                self._previews.put(key, found, KEY_BYTES + TEXT_BYTES + len(found))
-            return found
+            made = message.replaced.get(first_preview)
+            if made is None:
+                raw = transcript.raws[index]
+                made = with_previews(dialect, raw, message, shape, first_preview)
+                message.replaced[first_preview] = made
+            return made
 
         return make
 
@@ -182,7 +226,8 @@ class MessageCache:
         the same array."""
         if rawjson.is_null(raw):
             return 0
-        key = (await self.pool.run(caller, partial(digest, raw), len(memoryview(raw))), model)
+        digested = await self.pool.run(caller, partial(digest, raw), len(memoryview(raw)))
+        key = caller, digested, model
         found = self._tools.get(key)
         if found is None:
             found = await self.pool.run(

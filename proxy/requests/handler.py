@@ -22,6 +22,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
+from proxy.dialects.beginnings import parsed
 from proxy.dialects.render import put_back, shown_block
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
@@ -197,7 +198,10 @@ class _Request:
             body = await decoded_request(
                 body, client.headers, limit, services.threads, caller, client.hold
             )
-        return await self._run(partial(self._dialect.parse, body), len(body))
+        reader = self._services.reader
+        known = reader.known(self._dialect, body, self._tenant.namespace)
+        new = len(body) - len(known.text) if known else len(body)
+        return await self._run(partial(parsed, self._dialect, body, known), new)
 
     async def _restored(self, request: Request) -> tuple[Request, Wish | None, References]:
         """Return the request with what its references stand for, the compaction that it asks for,
@@ -205,7 +209,10 @@ class _Request:
         if self._dialect.name not in references.NATIVE:
             return request, None, References()
         run = partial(self._run, size=request.size)
-        return await references.read(self._dialect, self._client.path, request, self._records, run)
+        parse = partial(self._services.reader.request, self._dialect, caller=self._tenant.namespace)
+        return await references.read(
+            self._dialect, self._client.path, request, self._records, run, parse
+        )
 
     async def _chosen(self, prepared: Prepared, request: Request) -> Prepared:
         """Return the request with the policy for its model, and how that lets it be planned."""

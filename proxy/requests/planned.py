@@ -29,7 +29,7 @@ from proxy.plan.plan import (
     ToolCall,
     live,
 )
-from proxy.plan.preview import names_in
+from proxy.plan.preview import has_place, names_in
 from proxy.plan.prices import cache_lifetime
 from proxy.plan.recognise import Reply, Visible
 from proxy.plan.texts import misses_file
@@ -98,9 +98,9 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         given = dict[str, str]()
         for index, message in enumerate(self.history.messages):
             raw = self.transcript.raws[index]
-            if message.role is Role.ASSISTANT and names_in(bytes(raw), ""):
+            if message.role is Role.ASSISTANT and message.names:
                 for call in self.dialect.said(raw)[1]:
-                    names = names_in(call.arguments.encode("utf-8", "replace"), "")
+                    names = names_in(call.arguments.encode("utf-8", "replace"))
                     given[call.id] = min(names, default="")
             name = given.get(message.answers) if message.role is Role.TOOL else None
             if not name or message.sealed or any(piece.media for piece in message.pieces):
@@ -132,7 +132,9 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
     def cache_lifetime(self) -> int | None:
         """The seconds for which upstream keeps in its cache what nobody reads; None if that is not
         known."""
-        return cache_lifetime(self.policy.upstream.base_url, self.request.model, self.request.body)
+        marks = (value for _, value in self.history.breakpoints)
+        said = b"".join([self.request.aside, *marks])
+        return cache_lifetime(self.policy.upstream.base_url, self.request.model, said)
 
     @cached_property
     def among_strict(self) -> bool:
@@ -362,7 +364,8 @@ async def plan(
     terms = Terms(request.model, policy.offload, room, tool_definition_tokens, harmless=harmless)
 
     def planned(history: History) -> Planned:
-        quoted = names_in(request.body, policy.offload.store_dir)
+        quotes = history.has_place or has_place(request.aside, policy.offload.store_dir)
+        quoted = named(history, request) if quotes else frozenset[str]()
         plan = history.plan()
         planned = Planned(
             dialect, request, policy, history, plan, room, names, refused and not plan.empty, quoted
@@ -371,7 +374,7 @@ async def plan(
         _ = planned.whole_for_summary, planned.last_point_digests
         return planned
 
-    read = partial(reader.history, dialect, request.entries, caller=caller, size=request.size)
+    read = partial(reader.history, dialect, request, caller=caller)
     found = await read(terms, then=planned)
     # more or earlier, if upstream's cache has expired meanwhile
     moved = found.plan.moves or found.plan.standing.old
@@ -379,6 +382,11 @@ async def plan(
     if pauses is not None and may_pause and (expired := await pauses(found)):
         found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
     return found
+
+
+def named(history: History, request: Request) -> frozenset[str]:
+    """Return what looks like the full names of moved texts in a request."""
+    return history.names | names_in(request.aside)
 
 
 class Rendered(msgspec.Struct, frozen=True):

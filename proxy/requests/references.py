@@ -46,18 +46,25 @@ platform.claude.com/docs/en/build-with-claude/compaction, 2026-11."""
 
 
 async def read(
-    dialect: Dialect, path: bytes, request: Request, records: Records, run: Run
+    dialect: Dialect,
+    path: bytes,
+    request: Request,
+    records: Records,
+    run: Run,
+    parse: Callable[[bytes], Request],
 ) -> tuple[Request, Wish | None, References]:
     """Return the request without references and without a wish for compaction, the wish, and the
     references. Raises Unplannable."""
     asked = request
     names = list[str]()
-    if dialect.name in NATIVE and MARK in request.body:
+    known = request.known
+    refers = (known.refers if known else False) or MARK in (request.fresh or request.body)
+    if dialect.name in NATIVE and refers:
         names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
     brought = References()
     if names:
         texts, brought = await records.compactions(names)
-        request = await run(lambda: dialect.parse(dialect.restored(asked, texts)))
+        request = await run(lambda: parse(dialect.restored(asked, texts)))
     kind = dialect.compaction_asked(path, request)
     if kind is None:
         return request, None, brought

@@ -33,7 +33,7 @@ from proxy.regex import Budget
 from proxy.requests.archive import Archive
 from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import Exchange
-from proxy.requests.planned import Rendered
+from proxy.requests.planned import Rendered, named
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
 from proxy.requests.relay import Relay
@@ -370,14 +370,14 @@ class Rounds:
             and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/"))
         ):
             return files.beside(kept)
-        body = self._planned.request.body  # which may quote a name without our folder
-        names = sorted(names_in(path.encode("utf-8", "replace"), ""))
+        names = sorted(names_in(path.encode("utf-8", "replace")))
         asked = [name for name in names if f"{store_dir}/{name}" not in files][:NAMED]
-        look = partial(self.aside, lambda: names_in(body, "").intersection(asked), self.size)
-        named = await look() if asked else frozenset[str]()
+        # the request may quote a name without our folder
+        quoted = named(self._planned.history, self._planned.request) if asked else frozenset()
+        asked = [name for name in asked if name in quoted]
         earlier = sorted(
             name
-            for name in {*self._planned.quoted, *named, *kept}
+            for name in {*self._planned.quoted, *asked, *kept}
             if f"{store_dir}/{name}" not in files
         )
         name = next((name for name in earlier if name.removesuffix(".txt") in path), None)

@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Raw
 
 from bench.bodies import Talk
 from bench.memory import ANTHROPIC, CHAT, RESPONSES, conversation, request
 from proxy.dialects import DIALECTS, Dialect
 from proxy.plan.history import History, Terms
-from proxy.plan.plan import Room
+from proxy.plan.plan import Reading, Room
 from proxy.policy import Offload
 from proxy.requests.cache import MessageCache
 from proxy.tokens import Tokens
@@ -47,6 +46,7 @@ def taken(root: Any, seen: dict[int, Any]) -> int:
         found += (sys.getsizeof(one) + 15) // 16 * 16
         if isinstance(one, msgspec.Struct):  # some do not tell the collector what they refer to
             left += [getattr(one, name) for name in one.__struct_fields__]
+            left += [getattr(one, "__dict__", {})]
         elif not isinstance(one, (str, bytes, int, float)):
             left += gc.get_referents(one)
     return found
@@ -57,15 +57,23 @@ async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int
     terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
     for known in (
         terms,
-        await MessageCache(Tokens()).history(dialect, [], terms, then=lambda history: history),
+        await history_of(dialect, [], terms),
     ):
         taken(known, shared)
-    return await MessageCache(Tokens()).history(
-        dialect,
-        [Raw(json.dumps(one).encode()) for one in messages],
-        terms,
-        then=lambda history: history,
-    ), shared
+    return await history_of(dialect, messages, terms), shared
+
+
+async def history_of(dialect: Dialect, messages: list[Any], terms: Terms) -> History:
+    """The history of a request, with the replacement of each message that becomes smaller."""
+    request = dialect.parse(json.dumps({"model": "m", dialect.listing: messages}).encode())
+    reader = MessageCache(Tokens())
+    history = await reader.history(dialect, request, terms, then=lambda history: history)
+    shape = Reading.of(terms.offload).shape
+    made = reader.previews(dialect, history.transcript(request.entries), shape)
+    for index, message in enumerate(history.messages):
+        if message.preview < message.tokens:
+            made(index, False)
+    return history
 
 
 @pytest.mark.parametrize("name", HISTORIES)

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Naming, Terms, Transcript
 from proxy.plan.plan import Message, Reading, Room
 from proxy.plan.preview import Shape
 from proxy.plan.turn import Unplannable
-from proxy.requests.cache import KEY_BYTES, TEXT_BYTES, MessageCache
+from proxy.requests.cache import MessageCache
 from proxy.threads import NEW, SMALL
 from tests import written
 
@@ -29,6 +30,13 @@ INLINE_BYTES = SMALL // NEW
 
 def same(history: History) -> History:
     return history
+
+
+async def history(reader: MessageCache, raws: Sequence[Raw], terms: Terms | None = None) -> History:
+    """The history of a request with these messages."""
+    body = b'{"model":"m","messages":%b}' % rawjson.array(raws)
+    request = reader.request(CHAT, body)
+    return await reader.history(CHAT, request, terms or TERMS, then=same)
 
 
 class Counting:
@@ -61,7 +69,7 @@ async def test_only_what_is_new_is_counted() -> None:
     again = await reader.read(CHAT, [raw("one"), raw("three")], READING, "m")
     assert (again[0], again[1].tokens) == (first[0], 9)
     assert tokens.taken() == {"three"}
-    assert reader.caches()["messages"]()[0] == 3
+    assert reader.caches()["histories"]()[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -126,15 +134,13 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(
     async def run() -> None:
         reader, raws = (
             MessageCache(Counting()),
-            [raw("You are."), raw("Begin."), raw("Yes?", "assistant")],
+            [raw("You are." * 600), raw("Begin."), raw("Yes?", "assistant")],
         )
         for part in parts:
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
-            found = await reader.history(CHAT, raws, TERMS, then=same)
-            assert seen(found) == seen(
-                await MessageCache(Counting()).history(CHAT, raws, TERMS, then=same)
-            )
+            found = await history(reader, raws)
+            assert seen(found) == seen(await history(MessageCache(Counting()), raws))
 
     def seen(past: History) -> tuple[object, ...]:
         return (
@@ -155,7 +161,8 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(
 ) -> None:
     reader = MessageCache(Counting())
     raws = [
-        raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)
+        raw(f"message {number} " * 99, "user" if number % 2 else "assistant")
+        for number in range(101)
     ]
     read: list[int] = []
     measure = reader.read
@@ -168,10 +175,10 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(
 
     monkeypatch.setattr(reader, "read", counted)
     for size in (3, 99, 99, 101, 100):
-        await reader.history(CHAT, raws[:size], TERMS, then=same)
-    await reader.history(CHAT, raws, msgspec.structs.replace(TERMS, model="other"), then=same)
-    assert read == [3, 99, 2, 100, 101]
-    assert reader.caches()["histories"]()[0] == 2
+        await history(reader, raws[:size])
+    await history(reader, raws, msgspec.structs.replace(TERMS, model="other"))
+    await history(reader, raws)
+    assert read == [3, 99, 0, 2, 100, 101, 0]
 
 
 async def test_a_history_of_8_mb_is_known_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +192,8 @@ async def test_a_history_of_8_mb_is_known_again(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(History, "extended", counted)
     for size in (3_999, 4_000):
-        await reader.history(CHAT, raws[:size], TERMS, then=same)
-    assert grown == [3_999, 1]
+        await history(reader, raws[:size])
+    assert grown == [3_999, 0, 1, 0]
 
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])
@@ -208,7 +215,6 @@ async def test_a_compacted_message_is_made_once() -> None:
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f.")
     assert make(1, False) is made
-    assert reader.caches()["previews"]() == (1, KEY_BYTES + TEXT_BYTES + len(made))
     assert make(1, True) != made
 
 

@@ -211,6 +211,7 @@ async def planned_by(
     policy = policy.for_api(dialect.name).for_model(chat.model).planning
     if policy.offload.mode is Mode.OFF:
         return None, Reason.OFF
+    chat = reader.request(dialect, chat.body)  # as one that goes on from the one before
     try:
         planned = await plan(dialect, chat, policy, policy.upstream.context_window, reader)
     except Unplannable as error:

@@ -55,6 +55,7 @@ class ResponsesDialect(Dialect):
     system = "developer"
     carriers = ("input_text", "input_image", "input_file")
 
+    listing = "input"
     split = staticmethod(request.split)
     continued = staticmethod(request.continued)
     opened = staticmethod(items.opened)
@@ -64,6 +65,11 @@ class ResponsesDialect(Dialect):
     calling = staticmethod(items.calling)
     complaint = staticmethod(items.complaint)
     forgiving = staticmethod(items.forgiving)
+
+    @staticmethod
+    def ends(element: Raw) -> bool:
+        """The items of a reply are one entry."""
+        return not kind(element).replies
 
     @staticmethod
     def answer(id: str, text: str, part: str) -> Entry:

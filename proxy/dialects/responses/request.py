@@ -233,8 +233,8 @@ def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
         found += [Raw(b",".join(raws))] if replies and len(raws) > 1 else raws
     more = {
         "preamble": members.get("instructions", NULL),
-        "unsent": stores(members)
-        and not any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
+        "keeps": stores(members),
+        "replied": any(kind.replies or kind.type in COMPACTIONS for kind in kinds),
         "continues": text_of(members.get("previous_response_id")),
     }
     return found, TRIGGER if any(kind.type == TRIGGER for kind in kinds) else "", more
