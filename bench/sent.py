@@ -55,7 +55,7 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     made = set[str]()
     before = (False, 0, "")
     for messages, _ in requests_of(run):
-        asked = CHAT.parse(_body(run, messages))
+        asked = reader.request(CHAT, _body(run, messages))
         history = await plan(CHAT, asked, policy, None, reader)
         if history is None or not history.may_change:
             sent.bodies.append(asked.body)

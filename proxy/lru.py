@@ -65,7 +65,7 @@ class Lru(Generic[K, V]):
             self.weight -= item[1]
 
 
-class Shares(Generic[K, V]):
+class FairLru(Generic[K, V]):
     """A mapping of bounded weight that many owners share. Thread-safe.
 
     If it is full, the owner that holds most loses what it has not used for longest: nobody pushes

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.lru import Lru, Shares
+from proxy.lru import FairLru, Lru
 
 
 def test_the_least_recently_used_goes_first() -> None:
@@ -35,9 +35,9 @@ def test_the_weight_is_the_sum_of_the_items(steps: list[tuple[str, int, bool]]) 
         assert len(lru) == len(kept)
 
 
-def test_of_shares_the_owner_that_holds_most_loses_its_oldest() -> None:
+def test_the_owner_that_holds_most_loses_its_oldest() -> None:
     dropped: list[tuple[int, str]] = []
-    shares = Shares[int, str](10, share=2, dropped=lambda key, value: dropped.append((key, value)))
+    shares = FairLru[int, str](10, share=2, dropped=lambda key, value: dropped.append((key, value)))
     shares.put("a", 1, "one", 2)
     for key in range(2, 6):
         shares.put("b", key, "more", 2)

@@ -11,7 +11,6 @@ anything is unusual, there is none, and the body is parsed whole.
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
 
@@ -33,9 +32,8 @@ LEAST = 4 << 10
 TRAILING = 8
 """The last messages, among which clients move their cache breakpoints."""
 
-_WHO = os.urandom(16).hex()
-STAND_IN = b'{"role":"user","content":"%b"}' % _WHO.encode()
-"""Stands for the known messages. No client knows it, so where it is found, we put it."""
+STAND_IN = b'{"role":"user","content":"in the place of what is known"}'
+"""Stands for the known messages."""
 _BETWEEN = b" \t\r\n,"
 _MASK = b"\x7f"
 """What `rawjson` masks backslashes with, for which it looks at a body as a whole."""
@@ -71,7 +69,8 @@ def _continued(dialect: Dialect, body: bytes, known: Beginning) -> Request | Non
     try:
         members = opened(short, len(body))
         listed = members.get(dialect.listing, rawjson.NULL)
-        if bytes(memoryview(listed)[: len(STAND_IN) + 1]) != b"[" + STAND_IN or _MASK in short:
+        there = bytes(memoryview(listed)[: len(STAND_IN) + 1]) == b"[" + STAND_IN
+        if not there or short.count(STAND_IN) > 1 or _MASK in short:
             return None
         request = dialect.request_of(short, members)
         new = len(rawjson.elements(listed)) - 1

@@ -281,20 +281,20 @@ def originals(
     """Return everything that a boundary takes out of the context, in order and in its original
     words.
 
-    With `since`, return only the entries that this earlier boundary had not taken out yet. Entries
-    that the policy's `results` name count as results, so that they are shortened before what the
-    user said.
+    With `since`, return only the entries that this earlier boundary had not taken out yet.
     """
-    found: list[Section] = []
-    for index in replaced(transcript, boundary, since):
-        message = transcript.messages[index]
-        sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
-        found += (
-            [replace(section, role=Role.TOOL) for section in sections]
-            if message.carries
-            else sections
-        )
-    return found
+    indexes = replaced(transcript, boundary, since)
+    return [one for index in indexes for one in originals_of(dialect, transcript, index)]
+
+
+def originals_of(dialect: Dialect, transcript: Transcript, index: int) -> list[Section]:
+    """Return an entry in its original words. One that the policy's `results` name counts as a
+    result, so that it is shortened before what the user said."""
+    message = transcript.messages[index]
+    sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
+    if not message.carries:
+        return sections
+    return [replace(section, role=Role.TOOL) for section in sections]
 
 
 # -- the texts that were moved out, by path --------------------------------------------------------

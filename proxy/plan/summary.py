@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice, pairwise, zip_longest
+from typing import NamedTuple
 
 import msgspec
 
@@ -381,7 +382,7 @@ def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> lis
 
 # -- exact details ---------------------------------------------------------------------------------
 
-READ_CHARS = 4 << 20  # characters of the newest texts that are read, in a second or two
+READ_CHARS = 4 << 20  # characters of the newest texts that count
 # characters of a line that may as a whole be an error, and of a detail
 ERROR_CHARS, DETAIL_CHARS = 400, 160
 # the most words, and characters, before a detail that are shown with it
@@ -414,10 +415,37 @@ _path = re.compile(r"(?:[/~.\\]|[A-Za-z]:\\).*[/\\].*\w")
 _divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
 
 
-def details(texts: Sequence[Section], known: str, room: int, count: Callable[[str], int]) -> str:
+class Mentions(NamedTuple):
+    """What one text mentions: its details, the newest first, with the words to show for each."""
+
+    details: tuple[tuple[str, str], ...]
+    counts: int
+    """What the user or the model says counts three times as much as what a tool printed."""
+    chars: int
+    """The length of the text."""
+
+
+def mentions(text: Section, breathe: Callable[[], None] = lambda: None) -> Mentions:
+    """Return what a text mentions. `breathe` is called between its lines."""
+    here: dict[str, str] = {}
+    for line in reversed(_break.split(text.text[-READ_CHARS:])):
+        here |= _in_line(line)
+        if len(here) >= PER_TEXT:
+            break
+        breathe()
+    counts = 1 if text.role is Role.TOOL else 3
+    return Mentions(tuple(islice(here.items(), PER_TEXT)), counts, len(text.text))
+
+
+def details(texts: Sequence[Mentions], known: str, room: int, count: Callable[[str], int]) -> str:
     """Return lines with the newest and the most frequent details of these texts, which are ordered
     from old to new, in at most `room` tokens. What the text `known` has is left out."""
-    newest, seen = found(texts)
+    newest: dict[str, str] = {}
+    seen: Counter[str] = Counter()
+    for text in reversed(texts):
+        for exact, words in text.details:
+            newest.setdefault(exact, words)
+            seen[exact] += text.counts
     frequent = [exact for exact, times in seen.most_common(TRIED) if times > 1]
     chosen: list[str] = []
     both = chain.from_iterable(zip_longest(list(newest)[:TRIED], frequent, fillvalue=""))
@@ -429,26 +457,6 @@ def details(texts: Sequence[Section], known: str, room: int, count: Callable[[st
             known += f"\n{line}"
             chosen.append(line)
     return "\n".join(chosen)
-
-
-def found(texts: Sequence[Section]) -> tuple[dict[str, str], Counter[str]]:
-    """Return the details of these texts, the newest first, as they are shown, and how often
-    somebody mentions each. What the user or the model says counts three times as much as what a
-    tool printed."""
-    shown: dict[str, str] = {}
-    seen: Counter[str] = Counter()
-    left = READ_CHARS
-    for text in reversed(texts):
-        here: dict[str, str] = {}
-        for line in reversed(_break.split(text.text[-left:])) if left > 0 else ():
-            here |= _in_line(line)
-            if len(here) >= PER_TEXT:
-                break
-        for exact, words in islice(here.items(), PER_TEXT):
-            shown.setdefault(exact, words)
-            seen[exact] += 1 if text.role is Role.TOOL else 3
-        left -= len(text.text)
-    return shown, seen
 
 
 def _in_line(line: str) -> dict[str, str]:

@@ -18,16 +18,16 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, render
 from proxy.dialects.beginnings import LEAST, coming, parsed, place_in
 from proxy.dialects.entries import marks_in, without_marks
-from proxy.dialects.render import Previews, with_previews
-from proxy.lru import ENTRY_BYTES, Lru, Shares
+from proxy.lru import ENTRY_BYTES, FairLru, Lru
 from proxy.plan.history import Beginning, History, Terms, Transcript
 from proxy.plan.plan import Message, Reading, digest
 from proxy.plan.preview import Shape
+from proxy.plan.summary import READ_CHARS, Mentions, mentions
 from proxy.plan.turn import ENTRY, Request
-from proxy.threads import NEW, WorkPool, tenant_of
+from proxy.threads import NEW, WorkPool, breathe, tenant_of
 
 BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, about 50 milliseconds. A larger message ends its
@@ -68,7 +68,7 @@ class MessageCache:
     def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
         self._tokens = tokens
         self.pool = pool or WorkPool("reading")
-        self._memory: Shares[Key | int, Message | Beginning] = Shares(
+        self._memory: FairLru[Key | int, Message | Beginning | tuple[Mentions, ...]] = FairLru(
             MEMORY_BYTES, dropped=self._dropped
         )
         self._alike: dict[Alike, dict[int, Beginning]] = {}
@@ -206,7 +206,7 @@ class MessageCache:
         return messages
 
     @staticmethod
-    def previews(dialect: Dialect, transcript: Transcript, shape: Shape) -> Previews:
+    def previews(dialect: Dialect, transcript: Transcript, shape: Shape) -> render.Previews:
         """Return a function that returns messages with previews and references, which are made
         once."""
 
@@ -215,11 +215,35 @@ class MessageCache:
             made = message.replaced.get(first_preview)
             if made is None:
                 raw = transcript.raws[index]
-                made = with_previews(dialect, raw, message, shape, first_preview)
+                made = render.with_previews(dialect, raw, message, shape, first_preview)
                 message.replaced[first_preview] = made
             return made
 
         return make
+
+    def mentions(
+        self, dialect: Dialect, transcript: Transcript, indexes: Sequence[int], caller: str
+    ) -> list[Mentions]:
+        """Return what each text of these entries mentions, of the newest ones with `READ_CHARS`
+        characters. One that was in an earlier snapshot is not read again."""
+        owner = tenant_of(caller)
+        found = list[Mentions]()
+        chars = 0
+        for index in reversed(indexes):
+            if chars >= READ_CHARS:
+                break
+            message = transcript.messages[index]
+            key = caller, message.digest + (b"said" if message.carries else b"mentioned")
+            here = self._memory.get(owner, key)
+            if not isinstance(here, tuple):
+                sections = render.originals_of(dialect, transcript, index)
+                here = tuple(mentions(one, breathe) for one in sections if not one.part)
+                texts = (text for one in here for detail in one.details for text in detail)
+                size = sum([ENTRY_BYTES + len(text) for text in texts])
+                self._memory.put(owner, key, here, KEY_BYTES + size)
+            found += reversed(here)
+            chars += sum([one.chars for one in here])
+        return found[::-1]
 
     async def tool_tokens(self, raw: Raw, model: str, caller: str = "") -> int:
         """Return the tokens of the client's tool definitions, cached because every request repeats

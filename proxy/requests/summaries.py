@@ -331,7 +331,9 @@ def job_for(
         ),
         earlier=shown.text if shown else "",
         originals=f"{store_dir}/" if several else planned.originals_path(boundary),
-        replaced=lambda: render.originals(dialect, transcript, boundary),
+        replaced=lambda: reader.mentions(
+            dialect, transcript, render.replaced(transcript, boundary), tenant.namespace
+        ),
         references=references,
         ask=ask,
     )

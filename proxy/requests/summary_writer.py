@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, refusals
 from proxy.errors import OffloadError
 from proxy.plan import summary
-from proxy.plan.summary import Section, SummaryAnswer, Unusable
+from proxy.plan.summary import Mentions, Section, SummaryAnswer, Unusable
 from proxy.plan.turn import Verdict
 from proxy.policies.tenants import Tenant
 from proxy.policy import Offload
@@ -73,8 +73,8 @@ class SummaryJob(msgspec.Struct, frozen=True):
     another model."""
     earlier: str = ""
     """The text of the snapshot that this one replaces; empty if there is none."""
-    replaced: Callable[[], list[Section]] = list
-    """Returns everything that the snapshot replaces, for the exact details in it."""
+    replaced: Callable[[], list[Mentions]] = list
+    """Returns what each text mentions that the snapshot replaces."""
     references: Callable[[], Mapping[str, str]] = dict
     """Returns what each of the stored results is that the snapshot replaces, by path, the newest
     first."""
@@ -265,8 +265,8 @@ def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> Snaps
     )
     room -= count("\n".join(lines))
     room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
-    said = [turn for turn in job.replaced() if not turn.part]
-    whole = encodable(summary.completed(text, summary.details(said, text, room, count), lines))
+    details = summary.details(job.replaced(), text, room, count)
+    whole = encodable(summary.completed(text, details, lines))
     return Snapshot(whole, count(whole), encodable(job.model))
 
 

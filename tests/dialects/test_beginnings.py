@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy import rawjson
 from proxy.dialects import DIALECTS, NAMED, Dialect, beginnings
-from proxy.dialects.beginnings import LEAST, coming, parsed
+from proxy.dialects.beginnings import LEAST, STAND_IN, coming, parsed
 from proxy.plan.history import Beginning
 from proxy.plan.turn import Request, Unplannable
 from tests import steps
@@ -182,6 +182,9 @@ def test_a_beginning_ends_before_the_breakpoints_at_the_end(api: str) -> None:
         pytest.param((b', "seed": 1}', b', "messages": [], "seed": 1}'), id="another list at last"),
         pytest.param((b', "seed": 1}', b', "seed": 1} {}'), id="two bodies"),
         pytest.param((b', "seed": 1}', b', "user": "\x7f"}'), id="what masks backslashes"),
+        pytest.param(
+            (b', "seed": 1}', b', "messages": [' + STAND_IN + b"]}"), id="what stands in for others"
+        ),
     ],
 )
 def test_what_is_unusual_is_parsed_whole(change: tuple[bytes, bytes]) -> None:

@@ -443,7 +443,9 @@ def tool(text: str) -> Section:
 
 
 def shown(*texts: str, known: str = "", room: int = 10_000) -> list[str]:
-    return summary.details([tool(text) for text in texts], known, room, len).split("\n")
+    return summary.details(
+        [summary.mentions(tool(text)) for text in texts], known, room, len
+    ).split("\n")
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,7 @@ def test_the_newest_and_the_most_frequent_come_first() -> None:
 
 def test_what_somebody_said_counts_more_than_what_a_tool_printed() -> None:
     said = Section("2 assistant", "It is alpha-1001.", Role.ASSISTANT)
-    texts = [said, *[tool(f"gamma-3{n:03}") for n in range(300)]]
+    texts = [summary.mentions(one) for one in (said, *[tool(f"gamma-3{n:03}") for n in range(300)])]
     assert "alpha-1001" in summary.details(texts, "", 100, len)
 
 
@@ -515,7 +517,7 @@ texts = st.lists(st.text(alphabet='ab7-/.: =\n%{"mse', max_size=120), max_size=6
 
 @given(texts, st.integers(0, 200))
 def test_any_texts_give_the_same_details_within_the_room(some: list[str], room: int) -> None:
-    sections = [tool(text) for text in some]
+    sections = [summary.mentions(tool(text)) for text in some]
     made = summary.details(sections, "", room, len)
     assert len(made) <= room
     assert made == summary.details(sections, "", room, len)
@@ -529,6 +531,6 @@ REPEATED_LINES = [
 @pytest.mark.parametrize("text", sample(REPEATED_LINES, 5))
 def test_finding_details_is_linear(text: str) -> None:
     def work(number: int) -> None:
-        summary.found([tool(text * number)])
+        summary.mentions(tool(text * number))
 
     assert_linear(work, 30_000 // len(text), 60_000 // len(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -16,9 +16,11 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
+from proxy.dialects.render import originals_of
 from proxy.plan.history import History, Naming, Terms, Transcript
 from proxy.plan.plan import Message, Reading, Room
 from proxy.plan.preview import Shape
+from proxy.plan.summary import Mentions, Section, mentions
 from proxy.plan.turn import Unplannable
 from proxy.requests.cache import MessageCache
 from proxy.threads import NEW, SMALL
@@ -225,3 +227,31 @@ async def test_tool_definitions_are_counted_once() -> None:
     for _ in range(2):
         assert await reader.tool_tokens(Raw(b"[{}]"), "m") == 4
     assert tokens.texts == ["[{}]"]
+
+
+async def test_what_an_earlier_summary_read_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The newest texts count, up to a bound; each is read once, for one caller."""
+    reader = MessageCache(Counting())
+    raws = [raw(f"the code is alpha-100{number} {'x' * 1_000}") for number in range(9)]
+    transcript = (await history(reader, raws)).transcript(raws)
+    read: list[str] = []
+
+    def counted(text: Section, breathe: Callable[[], None]) -> Mentions:
+        read.append(text.text[12:22])
+        return mentions(text, breathe)
+
+    monkeypatch.setattr("proxy.requests.cache.mentions", counted)
+    found = reader.mentions(CHAT, transcript, range(3), "acme-1")
+    assert [dict(one.details)["alpha-1002"] for one in found[2:]] == ["the code is alpha-1002"]
+    assert read == ["alpha-1002", "alpha-1001", "alpha-1000"]
+    longer = reader.mentions(CHAT, transcript, range(5), "acme-1")
+    assert (longer[:3], read[3:]) == (found, ["alpha-1004", "alpha-1003"])
+    monkeypatch.setattr("proxy.requests.cache.READ_CHARS", 2_000)
+    assert reader.mentions(CHAT, transcript, range(9), "acme-1") == [
+        mentions(one) for index in (7, 8) for one in originals_of(CHAT, transcript, index)
+    ]
+    assert len(read) == 7
+    assert reader.mentions(CHAT, transcript, range(1), "acme-2") == found[:1]
+    assert len(read) == 8

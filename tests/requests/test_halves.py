@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.plan.plan import Role
-from proxy.plan.summary import Section
+from proxy.plan.summary import Section, mentions
 from proxy.policy import Inject
 from proxy.policy import Tools as ToolsPolicy
 from proxy.requests.summary_writer import Snapshot
@@ -68,7 +68,8 @@ async def test_a_snapshot_with_half_a_character_is_stored() -> None:
     world = Writer()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]
     made = await world.made(
-        replaced=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"}
+        replaced=lambda: list(map(mentions, said)),
+        references=lambda: {"/s/a": f"result of look {HALF}"},
     )
     assert made is not None
     assert "?-7341" in made.text and "\ud83d" not in made.text

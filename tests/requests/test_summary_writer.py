@@ -11,7 +11,7 @@ import pytest
 
 from proxy.errors import OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.plan import Role
-from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.summary import Section, SummaryAnswer, mentions
 from proxy.policies.tenants import Tenant
 from proxy.policy import Compress, Offload, Policy
 from proxy.requests.summary_writer import Snapshot, Spent, SummaryJob, write
@@ -81,7 +81,7 @@ async def test_one_call_on_the_conversation_is_the_rule() -> None:
 async def test_a_record_gets_references_and_exact_details() -> None:
     world = World(of("the words, see /s/a.txt"))
     made = await world.made(
-        replaced=lambda: [Section("1 tool", "the code is heliotrope-7291", Role.TOOL)],
+        replaced=lambda: [mentions(Section("1 tool", "the code is heliotrope-7291", Role.TOOL))],
         references=lambda: {"/s/a.txt": "result of look", "/s/b.txt": "result of read_log x"},
     )
     assert made and made.text == (
@@ -100,7 +100,11 @@ async def test_what_is_added_never_makes_a_snapshot_larger_than_what_it_replaces
     made = await world.made(
         replaced_tokens=replaced,
         replaced=lambda: [
-            Section("1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL)
+            mentions(
+                Section(
+                    "1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL
+                )
+            )
         ],
         references=lambda: {f"/s/{n}.txt": "result of look" for n in range(90)},
     )
