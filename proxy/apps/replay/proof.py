@@ -124,9 +124,9 @@ class Draw:
         session = SessionKey.of(planned, recorded.caller)
         of_session = self.sessions.setdefault(session, [])
         digest = sha256(b"verify" + planned.chain[-1]).digest()
-        insort(
-            of_session, Drawn(digest, session, recorded, most(planned)), key=lambda one: one.digest
-        )
+        if all(one.digest != digest for one in of_session):  # a client may have repeated it
+            drawn = Drawn(digest, session, recorded, most(planned))
+            insort(of_session, drawn, key=lambda one: one.digest)
         if sum(map(len, self.sessions.values())) > MOST:  # without the one that would come last
             max(self.sessions.values(), key=lambda ones: (len(ones), ones[-1].digest)).pop()
 
@@ -196,15 +196,15 @@ class Proof:
     _in_a_row: int = 0
     """Failures since the last success."""
 
-    def tenant(self, dialect: Dialect, model: str = "") -> Tenant:
+    def tenant(self, dialect: Dialect, model: str) -> Tenant:
         policy = self.policy.for_api(dialect.name).for_model(model).planning
         header = KEY_HEADERS[-1] if dialect is MESSAGES else KEY_HEADERS[0]
         return Tenant(policy, NAMESPACE, key_header=header)
 
-    def client(self, dialect: Dialect, beta: str = "") -> Exchange:
-        """Return a client that sends requests of this API with the user's key, and wants `beta`
-        beyond it. Raises UserMistake if there is no key, and the upstream is not this machine."""
-        tenant = self.tenant(dialect)
+    def client(self, dialect: Dialect, model: str, beta: str = "") -> Exchange:
+        """Return a client that asks this model with the user's key, and wants `beta` beyond its
+        API. Raises UserMistake if there is no key, and the upstream is not this machine."""
+        tenant = self.tenant(dialect, model)
         upstream = tenant.policy.upstream
         headers = [(b"content-type", b"application/json")]
         if dialect.version_header:
@@ -266,7 +266,7 @@ class Proof:
         request = planned.request
         tenant = self.tenant(planned.dialect, request.model)
         prepared = Prepared(request.body, tenant, request, observed=True, planned=planned)
-        client = self.client(planned.dialect, recorded.beta)
+        client = self.client(planned.dialect, request.model, recorded.beta)
         rendered = await as_observed(services, prepared, planned)
         asker = Asker(services, client, prepared, rendered, self.purse)
         async with asyncio.timeout(SECONDS):
@@ -316,9 +316,9 @@ class _Nobody:
 async def _silence(*_: Any) -> Any: ...
 
 
-def _progress(said: str) -> None:
+def _progress(said: str, end: str = " ") -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r{said} ")
+        sys.stderr.write(f"\r{said}{end}")
 
 
 def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], loop: AbstractEventLoop) -> None:
@@ -340,6 +340,8 @@ def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], loop: Abstract
             task.cancel()
             with suppress(asyncio.CancelledError):
                 loop.run_until_complete(task)
+        finally:
+            _progress("", end="\n")
 
 
 # -- saying it -------------------------------------------------------------------------------------
@@ -348,15 +350,16 @@ def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], loop: Abstract
 def before(proof: Proof, draw: Draw, drawn: Sequence[Drawn]) -> str:
     """Say what will be asked, of whom, and what it costs at most. Raises UserMistake if a key is
     missing."""
-    apis = {one.recorded.dialect for one in drawn if one.recorded.dialect}
-    for dialect in apis:
-        proof.client(dialect)
-    where = sorted({proof.tenant(one).policy.upstream.base_url for one in apis})
+    where = set()
+    for dialect, model in {(one.recorded.dialect, one.session.model) for one in drawn}:
+        if dialect is not None:
+            proof.client(dialect, model)
+            where.add(proof.tenant(dialect, model).policy.upstream.base_url)
     needed = sum(one.most for one in drawn[:NEEDED])
     whole = sum(one.most for one in drawn)
     most = min(whole, proof.purse.budget)
     return (
-        f"Asks {' and '.join(where)} again: up to {several(len(drawn), 'request')} of "
+        f"Asks {' and '.join(sorted(where))} again: up to {several(len(drawn), 'request')} of "
         f"{several(len(draw.sessions), 'session')}, each twice as it was sent and once as planned.\n"
         f"This costs at most {in_money(most)}, and {NEEDED} requests at most {in_money(needed)}; only a reply of more "
         f"than {REPLY_TOKENS:,} tokens can exceed that. No reply is kept.\n"

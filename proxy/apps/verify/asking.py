@@ -157,7 +157,11 @@ class _Unseen(Rounds):
 
     async def send(self, body: bytes) -> UpstreamReply:
         self.open()
-        return await super().send(body)
+        reply = await super().send(body)
+        if reply.headers.has(b"x-offload-mode"):
+            await reply.aclose()
+            raise UpstreamBroken("upstream is an Offload Proxy, and changes requests itself")
+        return reply
 
     async def remember(self, turn: Turn) -> None:
         """What nobody has seen leaves nothing behind."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -206,6 +207,23 @@ def test_a_refusal_of_every_request_ends_it_early(world: World, few: None) -> No
     assert (found["asked"], found["spent"]) == (0, 0)
     assert found["failed"].keys() == {"upstream answered 401"}
     assert len(world.upstream.requests) < 36
+
+
+def test_another_proxy_is_no_upstream(world: World, few: None) -> None:
+    """It would move results itself, also where the whole history is asked for."""
+    world.capture(count=8)
+    world.answer(lambda asked: replace(steady(asked), headers=(("x-offload-mode", "auto"),)))
+    found = json.loads(world.run("--budget", "20", "--json", code=FAILED)[0])
+    assert found["failed"].keys() == {"upstream is an Offload Proxy, and changes requests itself"}
+
+
+def test_a_request_that_a_client_repeated_counts_once(world: World, few: None) -> None:
+    world.capture(count=8)
+    captures = Path("captures.jsonl")
+    captures.write_text(captures.read_text() * 2)
+    world.answer(steady)
+    found = json.loads(world.run("--budget", "20", "--json")[0])
+    assert (found["read"], found["asked"]) == (16, 8)
 
 
 def test_a_full_upstream_is_asked_again(world: World, few: None) -> None:
