@@ -361,9 +361,17 @@ class MessageReply(ClientReply):
     blocks: list[ReplyBlock]
     _container: Raw = NULL
     _end: Members | None = None
+    _ends: bytes = b""
+    """Ends of blocks that a round left open, which the client gets before anything else."""
 
     def go_on(self, ending: MessagesRound) -> None:
         super().go_on(ending)
+        left_open = [
+            block for block in ending.blocks if block.place is not None and not block.ended
+        ]
+        self._ends = b"".join(
+            [ReplyEvent.made(STOP, index=one.place).encoded({}) for one in left_open]
+        )
         self._request.credited = False
         if not rawjson.is_null(ending.container):
             self._request.container = self._container = ending.container
@@ -389,7 +397,9 @@ class MessageReply(ClientReply):
             usage = changed.get("usage", event.head.usage)
             self.ended = True
             self._end = object_of(end) | {"usage": usage}
-        return event.encoded(changed) if self.streamed else b""
+        ends = self._ends
+        self._ends = b""
+        return ends + event.encoded(changed) if self.streamed else b""
 
     def _closing(self, event: ReplyEvent) -> Members:
         """Return the members of the last event but one that are not the last round's."""

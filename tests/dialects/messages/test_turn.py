@@ -30,6 +30,7 @@ MIXED = message(
     call("read_file", {"path": "p"}),
     call("fetch", {"n": 2}),
 )
+CALL = '{"name": "grep", "arguments": {"pattern": "x"}}'
 FOUND = {"type": "tool_result", "tool_use_id": "toolu_1_2", "content": "found"}
 ERROR = {
     "type": "error",
@@ -131,6 +132,17 @@ def test_a_text_without_end_is_broken() -> None:
     with pytest.raises(Broken):
         for _ in range(40):
             receive(one, b"event: content_block_delta" + delta.split(b"\n\n")[0] + b"\n\n")
+
+
+@pytest.mark.parametrize("left", [b"content_block_stop", b"message_delta"])
+def test_a_block_that_a_round_left_open_ends_before_the_next_one(left: bytes) -> None:
+    """A stream may stop behind a whole call in a text, which is answered."""
+    said = say(f"Let me look.\n<tool_call>{CALL}</tool_call>")
+    raw = stream(message(said))
+    out, _ = run(turn(), raw[: raw.index(b"event: " + left)], stream(ANSWERS))
+    shown = accumulated(out)["content"]
+    assert [block["type"] for block in shown] == ["text", "thinking", "text"]
+    assert shown[0]["text"].strip() == "Let me look."
 
 
 # -- mixed turns -----------------------------------------------------------------------------------
