@@ -3,6 +3,7 @@ requests."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 
@@ -57,6 +58,35 @@ def test_intervals_cover_a_known_effect(
         cost = pairs.typical(number, sums["cost_ratio"], sums["cost_ratio_squared"])
         covered["cost"] += cost.low <= 0.75 * longer <= cost.high
     assert min(covered.values()) >= COVERED * TRIALS, covered
+
+
+def test_requests_of_one_session_are_alike() -> None:
+    """Each session has its own effect. Without the sessions, too few intervals cover the mean of
+    them all."""
+    chance = Random(5)
+    covered = Counter[str]()
+    for _ in range(TRIALS):
+        sums = Counter[str]()
+        sessions = list[Counter[str]]()
+        for _ in range(20):
+            effect = chance.choice((0.0, 0.6))
+            longer = chance.lognormvariate(0.1, 0.5)
+            sessions.append(triples(chance, 6, 0.1, effect, longer))
+            sessions[-1]["asked"] = 6
+            sums.update(sessions[-1])
+        whole = sums["again_exact"], sums["whole_exact"], sums["both_exact"]
+        each = [(6, one["again_exact"] - one["whole_exact"]) for one in sessions]
+        spread = pairs.Sessions.of(each, whole[0] + whole[1] - 2 * whole[2])
+        found = pairs.changed(120, *whole, spread)
+        covered["action"] += found.low <= 0.9 * 0.3 <= found.high
+        logs = sums["reply_ratio"], sums["reply_ratio_squared"]
+        spread = pairs.Sessions.of([(6, one["reply_ratio"]) for one in sessions], logs[1])
+        ratio = pairs.typical(120, *logs, spread)
+        covered["reply"] += ratio.low <= math.exp(0.1) <= ratio.high
+        ratio = pairs.typical(120, *logs)
+        covered["reply as if independent"] += ratio.low <= math.exp(0.1) <= ratio.high
+    assert min(covered["action"], covered["reply"]) >= 0.93 * TRIALS, covered
+    assert covered["reply as if independent"] < 0.85 * TRIALS, covered
 
 
 def test_an_interval_narrows_with_more_requests() -> None:

@@ -185,16 +185,19 @@ class Proof:
     policy: Policy
     environment: Mapping[str, str]
     purse: Purse
-    asked: int = 0
     sums: Counter[str] = field(default_factory=Counter)
-    sessions: set[SessionKey] = field(default_factory=set)
-    """Those of the requests that were asked."""
+    sessions: dict[SessionKey, Counter[str]] = field(default_factory=dict)
+    """The sums of each session of which requests were asked."""
     failed: Counter[str] = field(default_factory=Counter)
     ended: str = ""
     """Why it ended before all drawn requests were asked."""
     _reserved: float = 0.0
     _in_a_row: int = 0
     """Failures since the last success."""
+
+    @property
+    def asked(self) -> int:
+        return self.sums["asked"]
 
     def tenant(self, dialect: Dialect, model: str) -> Tenant:
         policy = self.policy.for_api(dialect.name).for_model(model).planning
@@ -247,8 +250,9 @@ class Proof:
                 return
             self._reserved += one.most
             try:
-                await self._ask(services, one.recorded)
-                self.sessions.add(one.session)
+                found = {"asked": 1, **await self._ask(services, one.recorded)}
+                self.sums.update(found)
+                self.sessions.setdefault(one.session, Counter()).update(found)
                 self._in_a_row = 0
             except (OffloadError, TimeoutError) as error:
                 _, why = blamed(error)
@@ -260,7 +264,7 @@ class Proof:
                 self._reserved -= one.most
             _progress(f"{self.asked:,} asked, {in_money(self.purse.spent)} spent")
 
-    async def _ask(self, services: Services, recorded: RecordedRequest) -> None:
+    async def _ask(self, services: Services, recorded: RecordedRequest) -> dict[str, int]:
         planned, _ = await planned_by(self.policy, recorded, services.reader)
         assert planned is not None
         request = planned.request
@@ -275,8 +279,7 @@ class Proof:
             other = await _patiently(asker.planned)
         forecast = foreseen(planned, recorded.said)
         costs = forecast.before, forecast.after
-        self.sums.update(compared(planned, seen, again, other, costs, observed=True))
-        self.asked += 1
+        return compared(planned, seen, again, other, costs, observed=True)
 
 
 async def _patiently(ask: Callable[[], Awaitable[ModelReply]]) -> ModelReply:
@@ -368,7 +371,7 @@ def before(proof: Proof, draw: Draw, drawn: Sequence[Drawn]) -> str:
 
 def lines(proof: Proof, draw: Draw) -> list[str]:
     """Return what came of it, in plain words, a line each."""
-    shown = figures(proof.asked, proof.sums)
+    shown = figures(proof.asked, proof.sums, [*proof.sessions.values()])
     found = [f"{one.title}: {one.value}, {'; '.join(one.lines)}" for one in shown]
     if short := missing(proof.asked):
         found.append(f"No figure: {short}")
@@ -392,7 +395,7 @@ def _account(proof: Proof, draw: Draw) -> list[str]:
 def page(proof: Proof, draw: Draw, policy: str) -> str:
     """Return the page that a person passes on."""
     asked = several(proof.asked, "recorded request")
-    shown = figures(proof.asked, proof.sums)
+    shown = figures(proof.asked, proof.sums, [*proof.sessions.values()])
     models = ", ".join(sorted({session.model for session in proof.sessions}))
     body = [
         element(
@@ -422,8 +425,7 @@ _READING = (
     "far end. No figure is shown of fewer than 30 requests.",
     "Replies are counted in upstream's tokens, with the calls that read moved text back. The cost is that of the "
     "input, as if what was sent before came from upstream's cache, and of the reply at five times the price of input.",
-    "Requests are drawn from as many sessions as there are, and taken for independent of each other. Those of one "
-    "session may be alike, and then the truth may lie further off.",
+    "Requests are drawn from as many sessions as there are. Those of one session are alike, which widens the ranges.",
 )
 
 
@@ -431,7 +433,9 @@ def found(proof: Proof, draw: Draw) -> dict[str, object]:
     """Return what came of it by name."""
     return {
         "asked": proof.asked,
-        "figures": [one._asdict() for one in figures(proof.asked, proof.sums)],
+        "figures": [
+            one._asdict() for one in figures(proof.asked, proof.sums, [*proof.sessions.values()])
+        ],
         "missing": missing(proof.asked),
         "sums": proof.sums,
         "read": draw.read,

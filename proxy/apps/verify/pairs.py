@@ -11,6 +11,8 @@ All intervals are of 95 %: of 100 such intervals, some 95 have the true value in
   a request added to each of the four cells.
 - Lengths and costs: Student's interval for the mean of the logarithms of the ratios, as both are
   skewed (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2).
+- Where it is known which requests are of one session, both are widened by the design effect, as
+  such requests are alike (L. Kish, Survey Sampling, 1965, 5.4).
 """
 
 from __future__ import annotations
@@ -25,9 +27,7 @@ from proxy.telemetry.outcome import Outcome
 NEEDED = 30
 """The fewest requests of which a figure is shown."""
 NORMAL = 1.96
-STUDENT = 2.045
-"""The quantiles of 95 % intervals: the normal distribution's, and Student's with 29 degrees of
-freedom, which are the fewest; more of them need a little less."""
+"""The normal distribution's quantile for intervals of 95 %."""
 SCALE = 1000
 """Logarithms of ratios are whole thousandths, so that sums of them are exact."""
 
@@ -118,7 +118,37 @@ def measured(whole: Sequence[Took], planned: Sequence[Took]) -> dict[str, int]:
 # -- many requests ---------------------------------------------------------------------------------
 
 
-def changed(asked: int, again: int, whole: int, both: int) -> Interval:
+class Sessions(NamedTuple):
+    """How requests are spread over sessions: how many there are, and how many times the variance is
+    what it would be if requests were independent."""
+
+    number: int
+    design: float
+
+    @classmethod
+    def of(cls, sums: Sequence[tuple[int, int]], squares: int) -> Sessions:
+        """`sums`: of each session how many requests there are, and the sum of their values;
+        `squares`: the sum of the squares of all values."""
+        number = sum(count for count, _ in sums)
+        mean = sum(value for _, value in sums) / number
+        alone = (squares - number * mean**2) / (number - 1)
+        together = sum((value - count * mean) ** 2 for count, value in sums) / number
+        if len(sums) < 2 or alone <= 0:
+            return cls(len(sums), 1.0)
+        return cls(len(sums), max(together / alone * len(sums) / (len(sums) - 1), 1.0))
+
+    @property
+    def quantile(self) -> float:
+        """Student's for intervals of 95 % (Abramowitz and Stegun, 26.7.5)."""
+        freedom = max(self.number - 1, 1)
+        first = (NORMAL**3 + NORMAL) / 4
+        second = (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / 96
+        return NORMAL + first / freedom + second / freedom**2
+
+
+def changed(
+    asked: int, again: int, whole: int, both: int, sessions: Sessions | None = None
+) -> Interval:
     """Return the interval of the share of replies that the plan changes beyond chance, as a share
     of `asked`: how much rarer the `whole` ones are the same than those `again`."""
     lost = again - both + 0.5
@@ -126,56 +156,60 @@ def changed(asked: int, again: int, whole: int, both: int) -> Interval:
     number = asked + 2
     middle = (lost - won) / number
     spread = (lost + won - (lost - won) ** 2 / number) ** 0.5 / number
-    return Interval(
-        max(middle - NORMAL * spread, -1.0),
-        min(middle + NORMAL * spread, 1.0),
+    width = (
+        NORMAL * spread if sessions is None else sessions.quantile * spread * sessions.design**0.5
     )
+    return Interval(max(middle - width, -1.0), min(middle + width, 1.0))
 
 
-def typical(number: int, ratios: int, squares: int) -> Interval:
+def typical(number: int, ratios: int, squares: int, sessions: Sessions | None = None) -> Interval:
     """Return the interval of the typical ratio (the geometric mean), by the sums of the ratios'
     logarithms and of their squares."""
+    sessions = sessions or Sessions(number, 1.0)
     mean = ratios / number
     variance = max(squares - number * mean**2, 0.0) / (number - 1)
-    spread = (variance / number) ** 0.5
-    return Interval(
-        math.exp((mean - STUDENT * spread) / SCALE), math.exp((mean + STUDENT * spread) / SCALE)
-    )
+    width = sessions.quantile * (sessions.design * variance / number) ** 0.5
+    return Interval(math.exp((mean - width) / SCALE), math.exp((mean + width) / SCALE))
 
 
-def figures(asked: int, sums: Mapping[str, int]) -> list[Figure]:
-    """Return what the sums of so many requests show; nothing of fewer than are needed."""
+def figures(
+    asked: int, sums: Mapping[str, int], sessions: Sequence[Mapping[str, int]] = ()
+) -> list[Figure]:
+    """Return what the sums of so many requests show; nothing of fewer than are needed. `sessions`
+    are the same sums of each session with its own `asked`, if it is known which requests are of
+    one."""
     found = list[Figure]()
     if asked >= NEEDED:
-        found.append(_sameness("Same tools called", "the same tools", "tools", asked, sums))
-        title = "Same next action"
-        found.append(_sameness(title, "the same tools and arguments", "exact", asked, sums))
+        for title, what, name in (
+            ("Same tools called", "the same tools", "tools"),
+            ("Same next action", "the same tools and arguments", "exact"),
+        ):
+            found.append(_sameness(title, what, name, asked, sums, sessions))
     number = sums["measured"]
-    if number >= NEEDED:
-        interval = typical(number, sums["reply_ratio"], sums["reply_ratio_squared"])
-        means = [round(sums[name] / number) for name in ("whole_reply", "planned_reply")]
-        found.append(
-            Figure(
-                "Length of replies",
-                _ratio(math.exp(sums["reply_ratio"] / number / SCALE), "longer", "shorter"),
-                (
-                    f"{_ratios(interval, 'longer', 'shorter')}, in the typical one of {number:,} requests",
-                    f"on average {means[0]:,} tokens with the whole history, {means[1]:,} as planned",
-                ),
-            )
-        )
-        interval = typical(number, sums["cost_ratio"], sums["cost_ratio_squared"])
-        change = sums["planned_cost"] / sums["whole_cost"]
-        found.append(
-            Figure(
-                "Cost with its reply",
-                _ratio(math.exp(sums["cost_ratio"] / number / SCALE), "more", "less"),
-                (
-                    f"{_ratios(interval, 'more', 'less')}, for the typical one of {number:,} requests",
-                    f"all of them together: {_ratio(change, 'more', 'less')}",
-                ),
-            )
-        )
+    if number < NEEDED:
+        return found
+
+    def ratio(name: str) -> tuple[float, Interval]:
+        total = sums[f"{name}_ratio"]
+        squares = sums[f"{name}_ratio_squared"]
+        each = [(one["measured"], one[f"{name}_ratio"]) for one in sessions]
+        spread = Sessions.of(each, squares) if each else None
+        return math.exp(total / number / SCALE), typical(number, total, squares, spread)
+
+    value, interval = ratio("reply")
+    means = [round(sums[name] / number) for name in ("whole_reply", "planned_reply")]
+    lines = (
+        f"{_ratios(interval, 'longer', 'shorter')}, in the typical one of {number:,} requests",
+        f"on average {means[0]:,} tokens with the whole history, {means[1]:,} as planned",
+    )
+    found.append(Figure("Length of replies", _ratio(value, "longer", "shorter"), lines))
+    value, interval = ratio("cost")
+    together = sums["planned_cost"] / sums["whole_cost"]
+    lines = (
+        f"{_ratios(interval, 'more', 'less')}, for the typical one of {number:,} requests",
+        f"all of them together: {_ratio(together, 'more', 'less')}",
+    )
+    found.append(Figure("Cost with its reply", _ratio(value, "more", "less"), lines))
     return found
 
 
@@ -186,10 +220,20 @@ def missing(asked: int) -> str:
     return f"{asked} of the {NEEDED} compared requests that a figure needs"
 
 
-def _sameness(title: str, what: str, name: str, asked: int, sums: Mapping[str, int]) -> Figure:
+def _sameness(
+    title: str,
+    what: str,
+    name: str,
+    asked: int,
+    sums: Mapping[str, int],
+    sessions: Sequence[Mapping[str, int]],
+) -> Figure:
     again = sums[f"again_{name}"]
     whole = sums[f"whole_{name}"]
-    low, high = changed(asked, again, whole, sums[f"both_{name}"])
+    both = sums[f"both_{name}"]
+    each = [(one["asked"], one[f"again_{name}"] - one[f"whole_{name}"]) for one in sessions]
+    spread = Sessions.of(each, again + whole - 2 * both) if each else None
+    low, high = changed(asked, again, whole, both, spread)
     least = math.floor(100 * low)
     most = math.ceil(100 * high)
     if least < 0 < most:
