@@ -43,6 +43,7 @@ from proxy.apps.verify.pairs import NEEDED, figures, missing
 from proxy.dialects import Dialect
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import OffloadError, UserMistake
+from proxy.plan.forecast import cost
 from proxy.plan.prices import is_loopback
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
@@ -82,11 +83,13 @@ _KEYS = {"messages": "ANTHROPIC_API_KEY"}
 
 
 class Drawn(NamedTuple):
-    """A request that may be asked again. `most` is what its three replies cost at most, in USD."""
+    """A request that may be asked again. Its three replies cost at `least` so much, if upstream's
+    cache has all that it can have and nobody writes a word, and at `most` so much, in USD."""
 
     digest: bytes
     session: SessionKey
     recorded: RecordedRequest
+    least: float
     most: float
 
 
@@ -125,7 +128,7 @@ class Draw:
         of_session = self.sessions.setdefault(session, [])
         digest = sha256(b"verify" + planned.chain[-1]).digest()
         if all(one.digest != digest for one in of_session):  # a client may have repeated it
-            drawn = Drawn(digest, session, recorded, most(planned))
+            drawn = Drawn(digest, session, recorded, *prices(planned))
             insort(of_session, drawn, key=lambda one: one.digest)
         if sum(map(len, self.sessions.values())) > MOST:  # without the one that would come last
             max(self.sessions.values(), key=lambda ones: (len(ones), ones[-1].digest)).pop()
@@ -139,13 +142,17 @@ class Draw:
         return [one for _, _, one in sorted(every, key=lambda each: each[:2])]
 
 
-def most(planned: Planned) -> float:
-    """Return what a request costs at most, asked twice as it is and once as planned, in USD, if its
-    replies have no more than `REPLY_TOKENS` and nothing is read back."""
-    meter = Meter(Purse(), planned.policy.offload, planned.request.reply_tokens)
+def prices(planned: Planned) -> tuple[float, float]:
+    """Return what a request costs, asked twice as it is and once as planned, in USD: at least, and
+    at most if its replies have no more than `REPLY_TOKENS` and nothing is read back."""
+    offload = planned.policy.offload
+    meter = Meter(Purse(), offload, planned.request.reply_tokens)
     forecast = foreseen(planned)
+    whole = planned.tokens_before
     after = planned.head + forecast.tokens + (OUR_TOOLS_TOKENS if forecast.ours else 0)
-    return 2 * meter.most(planned.tokens_before) + meter.most(after)
+    cached = cost(offload, whole, whole) * 2 + cost(offload, after, after)
+    least = cached * (offload.input_price or 0.0) / 1_000_000
+    return least, 2 * meter.most(whole) + meter.most(after)
 
 
 # -- asking ----------------------------------------------------------------------------------------
@@ -164,12 +171,12 @@ def check(drawn: Sequence[Drawn], draw: Draw, budget: float | None) -> None:
             f"--verify: {several(len(drawn), 'request')} of {draw.read:,} can be asked again, and a figure needs "
             f"{NEEDED}{because}{_told(draw.left_out)}"
         )
-    needed = sum(one.most for one in drawn[:NEEDED])
-    if needed > (budget or 0.0):
-        least = ceil(100 * needed) / 100
+    least = sum(one.least for one in drawn[:NEEDED])
+    most = ceil(100 * sum(one.most for one in drawn[:NEEDED])) / 100
+    if least > (budget or 0.0) or (budget is None and most):
         raise UserMistake(
-            f"--verify: {NEEDED} requests, the fewest of which a figure is shown, cost up to ${least:.2f}: give at "
-            f"least --budget {least:.2f}. What turns out cheaper is not spent"
+            f"--verify: {NEEDED} requests, the fewest of which a figure is shown, cost at least {in_money(least)}: "
+            f"give --budget {most:.2f}, which is enough in any case. What turns out cheaper is not spent"
         )
 
 
@@ -359,13 +366,13 @@ def before(proof: Proof, draw: Draw, drawn: Sequence[Drawn]) -> str:
             proof.client(dialect, model)
             where.add(proof.tenant(dialect, model).policy.upstream.base_url)
     needed = sum(one.most for one in drawn[:NEEDED])
-    whole = sum(one.most for one in drawn)
-    most = min(whole, proof.purse.budget)
+    most = min(sum(one.most for one in drawn), proof.purse.budget)
+    short = ": if the money ends before, no figure is shown" if needed > most else ""
     return (
         f"Asks {' and '.join(sorted(where))} again: up to {several(len(drawn), 'request')} of "
         f"{several(len(draw.sessions), 'session')}, each twice as it was sent and once as planned.\n"
-        f"This costs at most {in_money(most)}, and {NEEDED} requests at most {in_money(needed)}; only a reply of more "
-        f"than {REPLY_TOKENS:,} tokens can exceed that. No reply is kept.\n"
+        f"This costs at most {in_money(most)}; only a reply of more than {REPLY_TOKENS:,} tokens can exceed that. "
+        f"{NEEDED} requests cost at most {in_money(needed)}{short}. No reply is kept.\n"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,7 +17,9 @@ from proxy.apps.replay import proof
 from proxy.cli import FAILED, MISTAKE, OK, main
 from tests.acceptance.test_archive import APIS, FACT, LOGS, body
 from tests.clients.apis import Asked, api
+from tests.clock import wait_until
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, error, text
+from tests.serving import served, tight
 
 Json = dict[str, Any]
 POLICY = """\
@@ -61,8 +63,10 @@ class World:
 
         self.upstream.respond(api(name, heard))
 
-    def run(self, *more: str, code: int = OK) -> tuple[str, str]:
-        given = ["replay", "--verify", "--policy", "plan.yaml", "captures.jsonl", *more]
+    def run(
+        self, *more: str, code: int = OK, source: Sequence[str] = ("captures.jsonl",)
+    ) -> tuple[str, str]:
+        given = ["replay", "--verify", "--policy", "plan.yaml", *source, *more]
         assert main(given) == code
         out, err = self._capsys.readouterr()
         assert SECRET not in out + err
@@ -144,13 +148,19 @@ def test_the_money_is_enough_or_nothing_is_asked(world: World) -> None:
     world.capture()
     world.answer(steady)
     _, err = world.run(code=MISTAKE)
-    least = float(re.search(r"at least --budget (\d+\.\d\d)", err)[1])  # type: ignore[index]
-    _, err = world.run("--budget", str(least - 0.01), code=MISTAKE)
-    assert "30 requests, the fewest of which a figure is shown, cost up to" in err
+    enough = float(re.search(r"--budget (\d+\.\d\d), which is enough", err)[1])  # type: ignore[index]
+    _, err = world.run("--budget", "0.01", code=MISTAKE)
+    assert "30 requests, the fewest of which a figure is shown, cost at least $0.017" in err
     assert not world.asked
-    out, _ = world.run("--budget", str(least), "--json")
+    out, err = world.run("--budget", str(enough), "--json")
     found = json.loads(out)
-    assert found["asked"] >= 30 and found["spent"] <= least
+    assert found["asked"] >= 30 and found["spent"] <= enough
+    assert "no figure is shown" not in err
+    out, err = world.run("--budget", "0.5", "--json")
+    assert (
+        "30 requests cost at most" in err and "if the money ends before, no figure is shown" in err
+    )
+    assert json.loads(out)["spent"] <= 0.5
 
 
 def test_it_ends_where_the_next_request_may_cost_too_much(world: World, few: None) -> None:
@@ -207,6 +217,27 @@ def test_a_refusal_of_every_request_ends_it_early(world: World, few: None) -> No
     assert (found["asked"], found["spent"]) == (0, 0)
     assert found["failed"].keys() == {"upstream answered 401"}
     assert len(world.upstream.requests) < 36
+
+
+def test_what_a_proxy_has_captured_is_asked_again(world: World, few: None, tmp_path: Path) -> None:
+    """The costs rest on what upstream billed then."""
+    world.answer(steady)
+    store = tmp_path / "store"
+    policy = tight(world.upstream.url, capture=True, offload={"input_price": 1.0})
+    with served({"default": policy}, store=store, capture=64 << 20) as proxy:
+        for number in range(8):
+            path, made = body("chat", LOGS[:2], f"And {number}?")
+            reply = proxy.post(
+                f"/v1{path}", made, f"caller {number % 4}", **{"x-offload": "observe"}
+            )
+            assert reply.status_code == 200
+        wait_until(lambda: len([*store.glob("*/captures/*.jsonl")]) == 8)
+    kept = sorted(store.rglob("*.*"))
+    out, _ = world.run("--budget", "20", "--json", source=("--store", str(store)))
+    found = json.loads(out)
+    assert (found["asked"], found["sessions"], found["failed"]) == (8, 4, {})
+    assert found["sums"]["measured"] == 8
+    assert sorted(store.rglob("*.*")) == kept
 
 
 def test_another_proxy_is_no_upstream(world: World, few: None) -> None:
@@ -270,3 +301,12 @@ def test_mistakes_are_named(world: World, arguments: list[str], fault: str) -> N
     )
     _, err = world.run(*arguments, code=MISTAKE)
     assert fault in err
+
+
+def test_a_model_on_this_machine_needs_no_budget(world: World, few: None) -> None:
+    world.policy("chat", "keep_views: 2")
+    world.capture(count=8)
+    world.answer(steady)
+    out, _ = world.run("--json")
+    found = json.loads(out)
+    assert (found["asked"], found["spent"]) == (8, 0)
