@@ -52,9 +52,9 @@ from proxy.errors import ProxyError
 from proxy.plan.compacting import Compacting
 from proxy.plan.plan import Count, Message, Reading, Role, ToolCall
 from proxy.plan.preview import has_place, names_in
-from proxy.plan.recognise import kept_calls
+from proxy.plan.recognise import Hidden, kept_calls
 from proxy.plan.summary import Section, SummaryAnswer
-from proxy.plan.turn import Complaint, Continuation, Hidden, Reason, Request, Unplannable
+from proxy.plan.turn import Complaint, Continuation, Reason, Request, Unplannable
 from proxy.policy import SnapshotRole
 from proxy.rawjson import NULL, Members, NotJson, elements_of, integer, string
 from proxy.tools.definitions import NAMES, OTHER_NAMES, Names

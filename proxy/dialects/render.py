@@ -19,8 +19,9 @@ from proxy.plan import preview, summary
 from proxy.plan.history import Transcript
 from proxy.plan.plan import Message, Piece, Plan, Role, SummaryBoundary, moved_pieces
 from proxy.plan.preview import EARLIER, ORIGINALS, Label, Shape
+from proxy.plan.recognise import Hidden
 from proxy.plan.summary import Section
-from proxy.plan.turn import Hidden, Request
+from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import encodable, object_of, text_of
 from proxy.tools.answer import Media
@@ -210,10 +211,14 @@ def sent_rounds(
 ) -> dict[int, Hidden]:
     """Return the hidden rounds as they are sent: before the newest event's user turn, answers above
     `least` tokens are replaced by lines."""
-    return {
-        at: dialect.shrunk(hidden, least, names) if at < plan.used else hidden
-        for at, hidden in rounds.items()
-    }
+    made = dict(rounds)
+    for at, hidden in rounds.items():
+        if at < plan.used:
+            how = dialect.name, least, names
+            if how not in hidden.shrunk:
+                hidden.shrunk[how] = dialect.shrunk(hidden, least, names)
+            made[at] = hidden.shrunk[how]
+    return made
 
 
 def with_previews(

@@ -29,7 +29,8 @@ from proxy.dialects.unread import calls_in
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
-from proxy.plan.turn import Broken, Continuation, Hidden, State, WrongState
+from proxy.plan.recognise import Hidden
+from proxy.plan.turn import Broken, Continuation, State, WrongState
 from proxy.rawjson import Members, NotJson
 from proxy.tools.answer import REPEATED
 

@@ -35,12 +35,15 @@ from proxy.plan import preview
 from proxy.plan.plan import Breakpoint, Item, Message, Piece, Plan, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.preview import Label
+from proxy.plan.recognise import Hidden
 from proxy.plan.texts import Carries
 from proxy.policy import Offload
 
 PLACE_BYTES = 250
 """Bytes that a history takes for each message beside the message. `tests/plan/test_sizes.py`
 compares all of these with what the objects take."""
+WANTED_BYTES = 200
+"""Bytes of the key of a record that was looked for."""
 ENTRY_BYTES = 80
 """Bytes of an entry of a beginning beside those of its text."""
 BEGINNING = bytes(16)  # the digest of a history without messages
@@ -230,9 +233,34 @@ class Terms(msgspec.Struct, frozen=True):
     """See `Reading`."""
 
 
+class Sought(msgspec.Struct, frozen=True):
+    """The hidden rounds of a history's replies before `upto`, as they are put back. All of these
+    have records, or had none when the store had been asked."""
+
+    namespace: str
+    upto: int = 0
+    rounds: Mapping[int, Hidden] = {}
+    used: Mapping[bytes, int] = {}
+    """Digests of what these rounds hold, and of which reply they are."""
+    wanted: set[str] = set()
+    """The keys of the records that were looked for, at least. Longer histories add theirs."""
+    at: int = 0
+    """How many records the process had put before it looked."""
+
+    def ending(self, upto: int, rounds: Mapping[int, Hidden]) -> Sought:
+        """Return it with those of these rounds that are before this index."""
+        rounds = {at: hidden for at, hidden in rounds.items() if at < upto}
+        used = {content: at for content, at in self.used.items() if at < upto}
+        return msgspec.structs.replace(self, upto=upto, rounds=rounds, used=used)
+
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return WANTED_BYTES * len(self.wanted) + sum(map(Hidden.size, self.rounds.values()))
+
+
 class History:
-    """The messages of a history, measured and folded. It never changes; `extended` makes a longer
-    one."""
+    """The messages of a history, measured and folded. It never changes, but for what was `sought`;
+    `extended` makes a longer one."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -252,6 +280,10 @@ class History:
         self._pairing = Pairing()
         self._naming = Naming()
         self._held = 0  # bytes of the messages
+        self.stem: History | None = None
+        """The beginning of it that is kept for later requests, unless it is kept itself."""
+        self.sought: Sought | None = None
+        """What its caller's records had of it, the last time."""
 
     def __len__(self) -> int:
         """The number of messages."""
@@ -262,6 +294,7 @@ class History:
         if not messages:
             return self
         longer = copy.copy(self)
+        longer.stem = None
         named, longer._naming = self._naming.named(messages)
         longer.messages = [*self.messages, *named]
         longer.tools = self.tools.copy()
@@ -351,7 +384,9 @@ class History:
         """About how many bytes it takes, with its messages, as their own cache may have evicted
         them."""
         names = len(self._naming.calls) + len(self._naming.taken)
-        return 4_500 + 64 * self.fold.pins + PLACE_BYTES * len(self) + 100 * names + self._held
+        sought = self.sought.size() if self.sought else 0
+        places = PLACE_BYTES * len(self) + 100 * names
+        return 4_500 + 64 * self.fold.pins + places + self._held + sought
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -26,6 +26,8 @@ MAX_ARGUMENTS = 256 << 10
 MAX_TEXT = 64 << 10
 """Most characters of arguments that are parsed (larger ones are compared as they are written), and
 of a text in which calls are looked for: clients render calls and not whole files."""
+HIDDEN_BYTES = 700
+"""Bytes that what a reply hid takes beside its entries."""
 MAX_ID = 200
 MAX_LABEL = 40
 """Most characters of an id that are looked at, and that a client writes before the calls that it
@@ -57,6 +59,36 @@ class Visible(msgspec.Struct, frozen=True):
             for call in calls
         )
         return cls(encodable(text), tuple(whole))
+
+
+class Hidden(msgspec.Struct, frozen=True, dict=True):
+    """What a reply hid from the client, to be put back into the client's next request. `before`
+    goes in front of the reply that the client saw, and `after` directly follows it. `instead`
+    replaces the reply where the model wrote another one than the client saw: a JSON array of its
+    messages or items. None: it is as the client saw it."""
+
+    before: tuple[bytes, ...]
+    instead: bytes | None
+    after: tuple[bytes, ...]
+    # the tokens of each entry in `before` and `after`; empty as long as nobody counted
+    sizes: tuple[int, ...] = ()
+    api: str = ""  # the name of the dialect in which all of this is written
+    model: str = ""  # the model that wrote it
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens putting it back adds."""
+        return sum(self.sizes)
+
+    @cached_property
+    def shrunk(self) -> dict[Hashable, Hidden]:
+        """It as it was sent so far once its answers had been used, by what that depends on."""
+        return {}
+
+    def size(self) -> int:
+        """About how many bytes it takes, also shrunk."""
+        entries = (*self.before, *self.after, self.instead or b"")
+        return HIDDEN_BYTES + 2 * sum(map(len, entries))
 
 
 def kept_calls(

@@ -73,26 +73,6 @@ class Declined(msgspec.Struct, frozen=True):
     before: tuple[bytes, ...]
 
 
-class Hidden(msgspec.Struct, frozen=True):
-    """What a reply hid from the client, to be put back into the client's next request. `before`
-    goes in front of the reply that the client saw, and `after` directly follows it. `instead`
-    replaces the reply where the model wrote another one than the client saw: a JSON array of its
-    messages or items. None: it is as the client saw it."""
-
-    before: tuple[bytes, ...]
-    instead: bytes | None
-    after: tuple[bytes, ...]
-    # the tokens of each entry in `before` and `after`; empty as long as nobody counted
-    sizes: tuple[int, ...] = ()
-    api: str = ""  # the name of the dialect in which all of this is written
-    model: str = ""  # the model that wrote it
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens putting it back adds."""
-        return sum(self.sizes)
-
-
 # -- why, and with what, a request is sent -----------------------------------------------------
 
 

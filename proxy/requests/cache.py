@@ -165,7 +165,9 @@ class MessageCache:
                 kept = [one for one in before.items() if one[0] != terms][1 - TERMS :]
                 beginning.histories = {**dict(kept), terms: history}
                 self._keep(dialect, caller, known, beginning)
-            return then(history.extended(messages[len(history) - len(past) :]))
+            whole = history.extended(messages[len(history) - len(past) :])
+            whole.stem = None if whole is history else history
+            return then(whole)
 
         return await self.pool.run(caller, extended, max(request.size, parts * ENTRY))
 

@@ -27,8 +27,9 @@ from proxy.dialects.render import put_back, shown_block
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
 from proxy.plan.compacting import Compacting, Wish
+from proxy.plan.recognise import Hidden
 from proxy.plan.summary import SummaryAnswer
-from proxy.plan.turn import Addition, Declined, Hidden, Reason, Request, Unplannable
+from proxy.plan.turn import Addition, Declined, Reason, Request, Unplannable
 from proxy.policies.tenants import Tenant, identified
 from proxy.policy import Mode, SnapshotRole
 from proxy.requests import archive, observing, references
@@ -402,11 +403,17 @@ class _Request:
     async def _hidden(self, planned: Planned) -> Mapping[int, Hidden]:
         size = planned.request.size
         model = planned.request.model
-        replies = await self._run(planned.replies, size)
-        found = await self._records.rounds(replies, model)
-        return await self._run(
+        history = planned.history.stem or planned.history
+        before = self._records.still_there(history.sought)
+        replies = await self._run(partial(planned.replies, before.upto), size)
+        found, sought = await self._records.rounds(replies, model, before)
+        made = await self._run(
             partial(put_back, planned.dialect, model, planned.transcript, found), size
         )
+        rounds = {**before.rounds, **made}
+        if not self._records.unread:
+            history.sought = sought.ending(min(sought.upto, len(history)), rounds)
+        return rounds
 
     async def _summarised(self, prepared: Prepared, rendered: Rendered, *, waits: bool) -> Rendered:
         """Return the request with the snapshot that its plan needs, if it waits for it."""

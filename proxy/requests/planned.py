@@ -31,9 +31,9 @@ from proxy.plan.plan import (
 )
 from proxy.plan.preview import has_place, names_in
 from proxy.plan.prices import cache_lifetime
-from proxy.plan.recognise import Reply, Visible
+from proxy.plan.recognise import Hidden, Reply, Visible
 from proxy.plan.texts import misses_file
-from proxy.plan.turn import Hidden, Request
+from proxy.plan.turn import Request
 from proxy.policy import ArchiveUse, Inject, Mode, Policy, SnapshotRole
 from proxy.requests.cache import MessageCache
 from proxy.tools.definitions import OTHER_NAMES, definitions
@@ -263,16 +263,16 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         share = 1 - WINDOW_MARGIN if refused else 1
         return self.tokens_before + self.request.reply_tokens > int(window * share)
 
-    def replies(self) -> dict[int, Reply]:
-        """Return the replies that may have hidden rounds, by their indexes."""
+    def replies(self, first: int = 0) -> dict[int, Reply]:
+        """Return the replies that may have hidden rounds, from this index on, by their indexes."""
 
         def visible(index: int) -> Visible:
             return Visible.of(*self.dialect.said(self.transcript.raws[index]))
 
         chain = self.chain
         found = dict[int, Reply]()
-        newest = last = b""  # what marks the last call of the reply before, and the last one of all
-        for index, message in enumerate(self.transcript.messages):
+        newest, last = self._marks_before(first)
+        for index, message in enumerate(islice(self.transcript.messages, first, None), first):
             if message.role is Role.ASSISTANT:
                 before = chain[index]
                 link = chain[index + 1]
@@ -291,17 +291,19 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         marks = entries.marks(calls)
         link = extend(before, self.dialect.reply_meaning(text, calls))
         ids = tuple(call.id for call in calls if call.id)
-        replies = (
-            message.marks
-            for message in reversed(self.transcript.messages)
-            if message.role is Role.ASSISTANT
-        )
-        newest = next(replies, ())
-        if marks and not newest:
-            newest = next(filter(None, replies), ())
-        return Reply(
-            before, link, lambda: Visible.of(text, calls), ids, marks, newest[-1] if newest else b""
-        )
+        newest, last = self._marks_before(len(self.history))
+        preceding = last if marks else newest
+        return Reply(before, link, lambda: Visible.of(text, calls), ids, marks, preceding)
+
+    def _marks_before(self, end: int) -> tuple[bytes, bytes]:
+        """Return what marks the last call of the reply before this index, and the last one of all
+        replies before it; empty if there is none."""
+        messages = self.transcript.messages
+        before = (messages[index] for index in range(end - 1, -1, -1))
+        marks = (message.marks for message in before if message.role is Role.ASSISTANT)
+        newest = next(marks, ())
+        last = newest or next(filter(None, marks), ())
+        return (newest[-1] if newest else b""), (last[-1] if last else b"")
 
     def befores(self) -> set[bytes]:
         """Return what the history before the coming reply may be in a later request: with the

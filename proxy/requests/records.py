@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects.render import Behind
 from proxy.plan import compacting
-from proxy.plan.history import extend
+from proxy.plan.history import Sought, extend
 from proxy.plan.preview import CHUNK, digest_in
-from proxy.plan.recognise import Reply, Visible, contains, resembles
-from proxy.plan.turn import Continuation, Declined, Hidden
+from proxy.plan.recognise import Hidden, Reply, Visible, contains, resembles
+from proxy.plan.turn import Continuation, Declined
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
@@ -89,6 +91,12 @@ class _Round(msgspec.Struct, frozen=True):
         """Whether anything is hidden. The reply may be another one than the client saw, and nothing
         more."""
         return bool(self.before or self.after) or not rawjson.is_null(self.instead)
+
+    @property
+    def content(self) -> bytes:
+        """A digest of what is hidden."""
+        parts = [[*map(bytes, self.before)], bytes(self.instead), [*map(bytes, self.after)]]
+        return hashlib.sha256(repr(parts).encode()).digest()
 
     def differs(self, other: _Round) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
@@ -245,28 +253,46 @@ class Records:
 
     # -- hidden rounds --
 
-    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, list[Hidden]]:
-        """Return the hidden rounds of these replies, by their indexes, for a request to this model.
+    def still_there(self, sought: Sought | None) -> Sought:
+        """Return what was sought, if looking again would find the same; else nothing."""
+        if sought is not None and sought.namespace == self.namespace:
+            changed = self._visit.changed_since(sought.at)
+            if changed is not None and sought.wanted.isdisjoint(changed):
+                return replace(sought, at=self._visit.changes)
+        return Sought(self.namespace, wanted=set(), at=self._visit.changes)
+
+    async def rounds(
+        self, replies: Mapping[int, Reply], model: str, before: Sought
+    ) -> tuple[dict[int, list[Hidden]], Sought]:
+        """Return the hidden rounds of these replies, by their indexes, for a request to this model,
+        behind those that were sought `before`; and what was sought with them, without the rounds.
 
         A reply is found by the history that ends with it, by the history before it, or by itself: a
         client may rewrite the reply, or what precedes it, or make one reply of several. Each round
-        is put back once.
+        is put back once. Of a reply that is found otherwise than by its history and model, more may
+        be found later.
         """
         places = {
             index: [reply.link, reply.before, *reply.anchors()] for index, reply in replies.items()
         }
         wanted = [_name(place) for ones in places.values() for place in ones]
         found = dict(zip(wanted, await self.read(_Round, wanted, final=True), strict=True))
+        before.wanted.update([self.key(KINDS[_Round], name) for name in wanted])
         rounds: dict[int, list[Hidden]] = {}
-        used: list[_Round] = []
+        used = dict(before.used)
+        uncertain: list[int] = []
         for index, reply in sorted(replies.items()):
             first = {place: one for place in places[index] if (one := found[_name(place)])}
+            exact = first.get(reply.link)
+            if first and (exact is None or exact.model != model):
+                uncertain.append(index)
             recognised = await self._recognised(reply, first, model)
-            ours = [one for one in recognised if all(one.differs(other) for other in used)]
+            ours = [one for one in recognised if one.content not in used]
             if ours:
                 rounds[index] = [one.hidden() for one in ours]
-                used += ours
-        return rounds
+                used |= dict.fromkeys([one.content for one in ours], index)
+        upto = min(uncertain, default=sys.maxsize)
+        return rounds, replace(before, upto=upto, used=used)
 
     async def _recognised(
         self, reply: Reply, first: Mapping[bytes, _Round], model: str

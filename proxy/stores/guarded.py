@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from enum import Enum
+from itertools import islice
 from typing import Literal, TypeVar
 from uuid import uuid4
 
@@ -67,6 +68,8 @@ PUTS_BYTES = 20 << 20
 RENEW_SECONDS = 86_400.0
 """The age from which a record in use is renewed; a sixth of its retention if that is less."""
 
+CHANGES = 4_096
+"""Records of which is remembered that they were put."""
 UNWRITTEN_BYTES = 32 << 20
 """Bytes of records that could not be written yet. If there are more, some are given up, longest
 unused first."""
@@ -94,6 +97,9 @@ class Memory:
         self._puts: Lru[str, float] = Lru(PUTS_BYTES)
         self.unwritten: Lru[str, bytes] = Lru(UNWRITTEN_BYTES, share=1)
         """Records that could not be put."""
+        self.changes = 0
+        """How many records were put so far that are looked for again."""
+        self._changed: deque[str] = deque(maxlen=CHANGES)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -124,6 +130,19 @@ class Memory:
         if self._records.get(key) == (None,):
             self._records.discard(key)
 
+    def changed(self, key: str) -> None:
+        """Note that a record is there, or another one, or none any more."""
+        self.changes += 1
+        self._changed.append(key)
+
+    def changed_since(self, at: int) -> Collection[str] | None:
+        """Return the keys of the records that have changed since there were so many `changes`; None
+        if they were too many to remember."""
+        new = self.changes - at
+        if new > len(self._changed):
+            return None
+        return list(islice(reversed(self._changed), new))
+
     def was_put(self, key: str) -> bool:
         """Return whether the record was put recently, or is owed."""
         until = self._puts.get(key)
@@ -141,6 +160,7 @@ class Memory:
         again."""
         self._records.discard(key)
         self._puts.discard(key)
+        self.changed(key)
 
 
 def _weight(key: str, value: bytes | None = None) -> int:
@@ -356,6 +376,15 @@ class Visit:
         `Outcome.store_errors`."""
         return dict(self._errors)
 
+    @property
+    def changes(self) -> int:
+        """How many records this process has put so far that are looked for again."""
+        return self._memory.changes
+
+    def changed_since(self, at: int) -> Collection[str] | None:
+        """Return their keys since there were so many; None if these are not remembered."""
+        return self._memory.changed_since(at)
+
     def anew(self) -> Visit:
         """Return a new visit for which no request waits."""
         return Visit(self._guarded, LATER_SECONDS)
@@ -427,6 +456,8 @@ class Visit:
         written = await self._ask(
             StoreOperation.PUT, lambda: self._store.put(key, value, sync=sync)
         )
+        if keep:
+            self._memory.changed(key)
         if written is None:
             if not keep:
                 return Put.FAILED

@@ -13,7 +13,7 @@ import pytest
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot, Files, moved_files
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden
 from proxy.policy import SnapshotRole
 from proxy.tools.definitions import OTHER_NAMES
 from tests import written

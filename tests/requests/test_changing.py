@@ -4,14 +4,16 @@ prefixes stay."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from proxy.policy import Inject
 from proxy.policy import Tools as ToolsPolicy
+from proxy.requests.records import Records
 from tests import steps
-from tests.requests.changing import Call, Changing, Said, play, received
+from tests.requests.changing import HISTORY, OF_API, Call, Changing, Said, play, received
 from tests.requests.test_handler import POLICY
 from tests.sampling import sample
 
@@ -61,4 +63,43 @@ async def test_a_request_that_forbids_calls_has_each_thought_in_its_round(stream
     ]
     assert kinds == [["tool_use"], ["thinking", "tool_use"], ["thinking", "tool_use"]]
     assert large in json.dumps(sent)
+    await world.close()
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_of_a_conversation_that_goes_on_only_new_replies_are_looked_up(
+    api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden rounds return to their places at every request, and a new process sends the same."""
+    world = Changing()
+    looked_up: list[int] = []
+    rounds = Records.rounds
+
+    async def counted(self: Records, replies: Any, model: str, before: Any) -> Any:
+        looked_up.append(len(replies))
+        return await rounds(self, replies, model, before)
+
+    monkeypatch.setattr(Records, "rounds", counted)
+    policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.ALWAYS))
+    history: list[Any] = [{"role": "user", "content": "Read. " + "all is well " * 500}]
+    for number in range(6):
+        ours = Call(f"call_{number}a", "grep", {"pattern": f"needle-{number}!"})
+        theirs = Call(f"call_{number}b", "read_log", {"path": f"/log/{number}"})
+        said = [Said("", [ours]), Said("", [theirs])]
+        body = {"model": "one", **OF_API[api], "tools": [steps.tool(api, "read_log")]}
+        body[HISTORY[api]] = history
+        cold = Changing()
+        cold.store.records = dict(world.store.records)
+        sent = list[list[bytes]]()
+        for one in (cold, world):
+            one.model.script = list(said)
+            client, _ = await one.post(api, body, policy, "acme-1")
+            sent.append([request.content for request in one.model.requests[-2:]])
+        assert sent[0][0] == sent[1][0]
+        assert all(f"needle-{before}!".encode() in sent[1][0] for before in range(number))
+        reply = received(api, "one", client.body, False, False)
+        history = [*history, *reply.native, *steps.STEP[api](theirs.id, "done")[1:]]
+        await cold.close()
+    assert looked_up[1::2] == [0, 1, 1, 1, 1, 1]
+    assert looked_up[::2] == [0, 1, 2, 3, 4, 5]
     await world.close()

@@ -12,7 +12,7 @@ from proxy.dialects import DIALECTS
 from proxy.dialects.entries import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.plan.plan import WINDOW_MARGIN, Room
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden
 from proxy.policy import Inject, Policy, Tools
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.tokens import counter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -17,12 +17,11 @@ from proxy.dialects.entries import marks
 from proxy.errors import StoreFault
 from proxy.plan.history import extend
 from proxy.plan.plan import ToolCall
-from proxy.plan.recognise import Reply, Visible
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden, Reply, Visible
 from proxy.requests.records import PLACES, Records, sealed
 from proxy.requests.summary_writer import Snapshot
 from proxy.stores import open_store
-from proxy.stores.guarded import Guarded
+from proxy.stores.guarded import CHANGES, Guarded
 
 MODEL = "m"
 BEFORE, LINK = b"before the reply", b"rewritten"
@@ -57,6 +56,14 @@ def reply(
     return Reply(before, link, lambda: visible, ids, marks(visible.calls), last[0] if last else b"")
 
 
+async def rounds_of(
+    records: Records, replies: Mapping[int, Reply], model: str
+) -> dict[int, list[Hidden]]:
+    """The hidden rounds of a history's replies, of which nothing was sought before."""
+    found, _ = await records.rounds(replies, model, records.still_there(None))
+    return found
+
+
 async def keep(records: Records, number: int, of: Reply, model: str = MODEL) -> None:
     places = [link(number), of.before, *of.anchors()]
     await records.remember(hidden(number, model=model), places, of.visible())
@@ -69,9 +76,9 @@ async def test_a_round_is_found_as_it_was_by_its_caller_alone(
     await records.remember(mixed, [link(5)], NOTHING)
     await keep(records, 8, reply())
     asked = {index: reply(before=b"%d" % index, link=link(index)) for index in (2, 5, 8, 11)}
-    assert await records.rounds(asked, MODEL) == {5: [mixed], 8: [hidden(8)]}
-    assert await records.rounds({}, MODEL) == {}
-    assert await Records(store.visit(), "tenant-other").rounds(asked, MODEL) == {}
+    assert await rounds_of(records, asked, MODEL) == {5: [mixed], 8: [hidden(8)]}
+    assert await rounds_of(records, {}, MODEL) == {}
+    assert await rounds_of(Records(store.visit(), "tenant-other"), asked, MODEL) == {}
 
 
 async def test_the_first_snapshot_wins(records: Records) -> None:
@@ -145,10 +152,14 @@ async def test_a_rewritten_reply_gets_its_own_round_or_none(name: str, records: 
             kept.index(visible) + 1,
             reply(visible, before=BEFORE if same else b"before %d" % place),
         )
-    rounds = await records.rounds({2: reply(asked)}, MODEL)
+    rounds = await rounds_of(records, {2: reply(asked)}, MODEL)
     assert rounds == ({2: list(map(hidden, found))} if found else {})
-    assert await records.rounds({2: reply(asked)}, "other") == rounds, "another model gets it, too"
-    assert await records.rounds({2: reply(asked, link(1))}, MODEL) == {2: [hidden(1)]}, "as it was"
+    assert await rounds_of(records, {2: reply(asked)}, "other") == rounds, (
+        "another model gets it, too"
+    )
+    assert await rounds_of(records, {2: reply(asked, link(1))}, MODEL) == {2: [hidden(1)]}, (
+        "as it was"
+    )
 
 
 @pytest.mark.parametrize("first", ["the round", "the reply without one"])
@@ -160,9 +171,9 @@ async def test_a_reply_that_hid_nothing_never_gets_the_round_of_another(
     await records.contest([BEFORE], SECOND)
     if first != "the round":
         await keep(records, 1, reply(FIRST))
-    assert await records.rounds({2: reply(DROPPED)}, MODEL) == {}
-    assert await records.rounds({2: reply(SECOND)}, MODEL) == {}
-    assert await records.rounds({2: reply(DROPPED, link(1))}, MODEL) == {2: [hidden(1)]}, (
+    assert await rounds_of(records, {2: reply(DROPPED)}, MODEL) == {}
+    assert await rounds_of(records, {2: reply(SECOND)}, MODEL) == {}
+    assert await rounds_of(records, {2: reply(DROPPED, link(1))}, MODEL) == {2: [hidden(1)]}, (
         "as it was"
     )
 
@@ -171,17 +182,17 @@ async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
     await keep(
         records, 2, reply(seen("<think>Hm.</think>Done it."), before=b"other", preceding=IDS[0])
     )
-    assert await records.rounds({2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {
+    assert await rounds_of(records, {2: reply(seen("Done  it.\n"), preceding=IDS[0])}, MODEL) == {
         2: [hidden(2)]
     }
     for text, preceding in (("Done that.", IDS[0]), ("Done it.", IDS[1]), ("Done it.", "")):
-        assert await records.rounds({2: reply(seen(text), preceding=preceding)}, MODEL) == {}
+        assert await rounds_of(records, {2: reply(seen(text), preceding=preceding)}, MODEL) == {}
     await keep(records, 3, reply(seen("Done."), before=b"third", preceding="call_0"))
-    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {
+    assert await rounds_of(records, {2: reply(seen("Done."), preceding="call_0")}, MODEL) == {
         2: [hidden(3)]
     }
     await keep(records, 4, reply(seen("Done."), before=b"fourth", preceding="call_0"))
-    assert await records.rounds({2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, (
+    assert await rounds_of(records, {2: reply(seen("Done."), preceding="call_0")}, MODEL) == {}, (
         "two fit"
     )
 
@@ -189,7 +200,7 @@ async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
 async def test_no_round_is_put_back_twice(records: Records) -> None:
     await keep(records, 2, reply(seen("", IDS[0])))
     both = {index: reply(seen("", IDS[0]), before=b"another", link=link(index)) for index in (3, 5)}
-    assert await records.rounds(both, MODEL) == {3: [hidden(2)]}
+    assert await rounds_of(records, both, MODEL) == {3: [hidden(2)]}
 
 
 CALLS = st.lists(
@@ -224,7 +235,9 @@ async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
             number,
             reply(made(text, calls), before=b"before %d" % number, preceding=preceding),
         )
-    found = await records.rounds({2: reply(made(asked[1], asked[0]), preceding=preceding)}, MODEL)
+    found = await rounds_of(
+        records, {2: reply(made(asked[1], asked[0]), preceding=preceding)}, MODEL
+    )
     numbers = {
         int(json.loads(raw)["n"]) for ones in found.values() for one in ones for raw in one.before
     }
@@ -279,7 +292,9 @@ def damaged(value: bytes, where: float, bits: int | None) -> bytes:
 
 
 async def read_round(guarded: Guarded) -> dict[int, list[Hidden]]:
-    return await Records(guarded.visit(30), "tenant-caller").rounds({2: reply(link=link(2))}, MODEL)
+    return await rounds_of(
+        Records(guarded.visit(30), "tenant-caller"), {2: reply(link=link(2))}, MODEL
+    )
 
 
 ROUND_KEY = f"tenant-caller/rounds/{extend(link(2), b'place 0').hex()}"
@@ -368,7 +383,7 @@ async def test_originals_are_looked_at_again_until_all_are_kept(
 async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:
     records = Records(store.visit(0), "tenant-caller")
     assert await records.read(Snapshot, ["a"]) == [None]
-    assert await records.rounds({2: reply()}, MODEL) == {}
+    assert await rounds_of(records, {2: reply()}, MODEL) == {}
     assert await records.keep_snapshot("a", SNAPSHOT) == SNAPSHOT, "this process keeps it"
     assert set(records.errors) == {"get:budget", "put:budget"}
 
@@ -376,3 +391,56 @@ async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> No
 def _bytes_of(folder: Path, name: str) -> bytes:
     [found] = [path for path in folder.rglob(name) if path.is_file()]
     return found.read_bytes()
+
+
+# -- what was sought before ------------------------------------------------------------------------
+
+
+async def test_what_was_sought_holds_until_this_process_puts_what_was_looked_for(
+    store: Guarded,
+) -> None:
+    records = Records(store.visit(), "tenant-caller")
+    asked = {1: reply(link=link(1), before=link(0)), 3: reply(link=link(3), before=link(2))}
+    _, sought = await records.rounds(asked, MODEL, records.still_there(None))
+    sought = sought.ending(4, {})
+    others = Records(store.visit(), "tenant-other")
+    await keep(others, 3, asked[3])
+    await keep(records, 5, reply(link=link(5), before=link(4)))
+    again = records.still_there(sought)
+    assert (again.upto, again.wanted) == (4, sought.wanted)
+    assert others.still_there(sought).upto == 0, "another caller's"
+    await keep(records, 3, asked[3])
+    anew = records.still_there(again)
+    assert (anew.upto, anew.wanted, anew.rounds) == (0, set(), {})
+    found, _ = await records.rounds(asked, MODEL, anew)
+    assert found == {3: [hidden(3)]}
+
+
+async def test_what_was_sought_before_too_many_records_is_sought_anew(store: Guarded) -> None:
+    records = Records(store.visit(), "tenant-caller")
+    _, sought = await records.rounds({1: reply()}, MODEL, records.still_there(None))
+    sought = sought.ending(2, {})
+    for number in range(CHANGES):
+        store.memory.changed(f"tenant-caller/rounds/{number}")
+    assert records.still_there(sought).upto == 2
+    store.memory.changed("tenant-caller/rounds/one more")
+    assert records.still_there(sought).upto == 0
+    assert records.still_there(records.still_there(None)).upto == 0
+
+
+async def test_a_reply_that_its_history_does_not_identify_is_sought_each_time(
+    records: Records,
+) -> None:
+    """More records may be found of it later, by whatever process."""
+    for number, model in ((1, MODEL), (3, "other")):
+        await keep(records, number, reply(link=link(number), before=link(number - 1)), model)
+    asked = {at: reply(link=link(at), before=link(at - 1)) for at in (1, 3, 5)}
+    found, sought = await records.rounds(asked, MODEL, records.still_there(None))
+    assert found == {1: [hidden(1)], 3: [hidden(3, model="other")]}
+    assert sought.upto == 3
+    kept = sought.ending(3, {1: hidden(1)})
+    assert list(kept.used.values()) == [1]
+    again, _ = await records.rounds({3: asked[3]}, MODEL, kept)
+    assert again == {3: [hidden(3, model="other")]}
+    twice, _ = await records.rounds({7: asked[1]}, MODEL, kept)
+    assert twice == {}, "each is put back once"

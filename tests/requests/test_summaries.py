@@ -465,9 +465,7 @@ async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces(world: 
     assert len(moved) == 2
     assert list(made.references()) == [f"/store/{name}" for name in reversed(moved)]
     assert all("look" in about for about in made.references().values())
-    assert [section.title for section in made.replaced()] == [
-        section.title for section in made.history()
-    ]
+    assert [one.chars for one in made.replaced()] == [len(one.text) for one in made.history()]
 
 
 async def test_another_model_is_given_the_originals(world: World) -> None:

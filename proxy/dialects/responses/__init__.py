@@ -18,7 +18,8 @@ from proxy.dialects.responses.reply import as_events
 from proxy.dialects.responses.request import COMPACTIONS, TRIGGER, given, items_of, kind, members_of
 from proxy.plan.compacting import Compacting, reference, referred
 from proxy.plan.plan import ToolCall
-from proxy.plan.turn import Hidden, Request
+from proxy.plan.recognise import Hidden
+from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
 from proxy.rawjson import Members, elements_of, string, text_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.chat import CHAT
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden
 from tests.dialects.chat.turns import Json
 
 # -- hidden rounds beside replies that the client has rewritten: calls and results still pair ------

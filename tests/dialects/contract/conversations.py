@@ -17,7 +17,8 @@ from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.plan.turn import Addition, Hidden, State
+from proxy.plan.recognise import Hidden
+from proxy.plan.turn import Addition, State
 from tests import strict
 from tests.dialects.chat import turns as chat
 from tests.dialects.contract import apis

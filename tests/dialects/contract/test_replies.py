@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects import reply
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden
 from tests.dialects.contract.apis import (
     APIS,
     Api,

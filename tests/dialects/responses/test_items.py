@@ -13,7 +13,7 @@ from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Terms
 from proxy.plan.plan import Message, Reading, Role, Room
 from proxy.plan.preview import MARK, Shape
-from proxy.plan.turn import Hidden
+from proxy.plan.recognise import Hidden
 from proxy.policy import Offload, SnapshotRole
 from tests.dialects.responses.api import call, reasoning, say
 
