@@ -76,8 +76,8 @@ class Strict:
         return reply
 
 
-def api(name: str, answer: Answer, *, thinks: bool = True) -> Chat | Strict:
-    """The API of this name, whose model answers so. It thinks first if `thinks` says so."""
+def api(name: str, answer: Answer, *, thinks: str = "I think.") -> Chat | Strict:
+    """The API of this name, whose model answers so, and first thinks this."""
     if name == "responses":
         said = partial(_items, thinks=thinks)
         return Strict(answer, responses.ResponsesApi(), "/v1/responses", responses_asked, said)
@@ -124,11 +124,11 @@ def _text(entry: Json) -> str:
 # -- what is said ----------------------------------------------------------------------------------
 
 
-def _items(body: Json, message: Message, thinks: bool) -> list[Json]:
+def _items(body: Json, message: Message, thinks: str) -> list[Json]:
     custom = {
         tool["name"] for item in body["input"] for tool in _added(item) if tool["type"] == "custom"
     }
-    made: list[Json] = [responses.reasoning("I think.")] if thinks else []
+    made: list[Json] = [responses.reasoning(thinks)] if thinks else []
     made += [responses.say(message.content)] if message.content else []
     for name, arguments, *_ in message.calls:
         if name in custom:
@@ -150,7 +150,7 @@ def _added(item: Json) -> list[Json]:
     return [tool for space in item.get("tools") or () for tool in space.get("tools") or ()]
 
 
-def _blocks(body: Json, message: Message, thinks: bool) -> list[Json]:
-    made = [messages.thinking("I think.")] if thinks and "thinking" in body else []
+def _blocks(body: Json, message: Message, thinks: str) -> list[Json]:
+    made = [messages.thinking(thinks)] if thinks and "thinking" in body else []
     made += [messages.say(message.content)] if message.content else []
     return [*made, *(messages.call(name, arguments) for name, arguments, *_ in message.calls)]

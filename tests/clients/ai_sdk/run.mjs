@@ -13,6 +13,18 @@ const apis = {
   responses: { model: openai.responses, providerOptions: { openai: stateless } },
   messages: { model: anthropic, providerOptions: { anthropic: { thinking: { type: "adaptive" } } } },
 };
+
+// Node waits 300 seconds between two bytes of a reply; the SDK waits for text and thinking only if it is told to.
+const bytes = Number(process.env.BYTES_TIMEOUT_MS);
+const content = process.env.CONTENT_TIMEOUT_MS;
+const timeout = content ? { chunkMs: Number(content) } : undefined;
+if (bytes) {
+  await fetch("data:,"); // makes the dispatcher
+  const dispatcher = Symbol.for("undici.globalDispatcher.1");
+  const { constructor: Agent } = globalThis[dispatcher];
+  globalThis[dispatcher] = new Agent({ bodyTimeout: bytes });
+}
+
 const tools = {
   read_log: tool({
     description: "The text of a log file.",
@@ -26,7 +38,7 @@ async function talk({ model, ...options }, name, prompts) {
   let answer = "";
   for (const content of prompts) {
     messages.push({ role: "user", content });
-    const run = streamText({ model: model(name), messages, tools, stopWhen: stepCountIs(20), ...options });
+    const run = streamText({ model: model(name), messages, tools, stopWhen: stepCountIs(20), timeout, ...options });
     answer = await run.text;
     messages.push(...(await run.responseMessages));
   }
