@@ -112,7 +112,7 @@ def tiles(*shown: Sequence[str]) -> Html:
         said = element("dd", element("div", figure, class_="figure"), *faint)
         return element("div", element("dt", title), said)
 
-    return element("dl", *(tile(*one) for one in shown), class_="tiles")
+    return element("dl", *(tile(*one) for one in shown), class_="tiles even")
 
 
 def card(heading: str, *children: str) -> Html:
@@ -152,7 +152,10 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]
         kinds = " ".join(filter(None, (column.kind, place)))
         return element("td", value, class_=kinds, data_label=column.heading)
 
-    heads = (element("th", one.heading, scope="col", class_=one.kind) for one in columns)
+    heads = (
+        element("th", one.heading, scope="col", class_=one.kind) if one.heading else element("td")
+        for one in columns
+    )
     lines = (element("tr", *map(cell, columns, row)) for row in rows)
     made = element(
         "table",

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.apps.dashboard.test_pages import SCREENSHOTS
+from tests.apps.run import picture
+from tests.apps.run.terminal import missing
 from tests.clients.agents import AGENTS, ENVIRONMENTS, HERE, NODE, Agent
 from tests.clients.apis import api
 from tests.clients.running import ended
@@ -19,7 +22,7 @@ from tests.clients.test_agents import policy, squeezed
 from tests.clients.test_codex_compaction import STAMP
 from tests.clients.worker import CODE, KEY, NEVER, prompts, write_logs
 from tests.dialects.responses.api import ITEM_FIELDS
-from tests.fake_upstream import StrictUpstream
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import write_policies
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +119,12 @@ STARTED = (
 
 pytestmark = pytest.mark.clients
 
+PROBE = """\
+import { writeFileSync } from "node:fs";
+export default (pi) => pi.on("turn_start", (_, ctx) => writeFileSync("window", String(ctx.model.contextWindow)));
+"""
+"""An extension of pi that writes down which window pi takes its model to have."""
+
 
 @pytest.fixture(params=STARTED, ids=lambda started: started.agent)
 def started(request: pytest.FixtureRequest, tmp_path: Path) -> Started:
@@ -184,3 +193,65 @@ async def test_an_agent_works_as_before_and_keeps_nothing_of_the_proxy(
         if path.suffix in (".json", ".toml", ".yaml", ".yml", ".env")
     }
     assert not [path for path in settings_files if b"127.0.0.1" in path.read_bytes()]
+
+
+async def test_pi_takes_the_window_to_be_the_proxys(tmp_path: Path) -> None:
+    pi = next(one for one in STARTED if one.agent == "pi")
+    if not pi.program.exists():
+        pytest.skip("pi is not installed: make test-clients")
+    for name in ("home", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "probe.js").write_text(PROBE)
+    agent = BY_NAME["pi"]
+    with StrictUpstream(agent.rules) as upstream:
+        upstream.respond(api("messages", agent.worker(tmp_path / "work")))
+        words = [sys.executable, "-m", "proxy", "run", "--", str(pi.program.absolute())]
+        words += ["-e", str(tmp_path / "probe.js"), *pi.arguments, "Say hello."]
+        path = f"{NODE.absolute().parent}:{os.environ['PATH']}"
+        settings = {**agent.settings, "PYTHONPATH": str(ROOT), "PATH": path}
+        code, output, errors = await ended(words, upstream.port, tmp_path / "work", settings)
+    assert code == 0, f"{errors}\n{output}"
+    assert (tmp_path / "work" / "window").read_text() == "1000000"
+
+
+@pytest.mark.skipif(missing(), reason="tmux is not installed")
+def test_a_terminal_shows_what_the_first_picture_of_the_readme_shows() -> None:
+    if not program("claude_code").exists():
+        pytest.skip("claude_code is not installed: make test-clients")
+    rows = picture.rows()
+    assert rows[0].startswith("$ offload-proxy run -- claude")
+    shown = " ".join(rows)
+    assert shown.count("offload-proxy: ") == 2 and CODE in shown and " tokens came, " in shown
+    if SCREENSHOTS:
+        (Path(SCREENSHOTS) / "run.svg").write_text(picture.drawn(rows))
+
+
+AIDER = (
+    *("--model", "openai/gpt-4.1", "--no-git", "--yes-always", "--no-check-update"),
+    *("--analytics-disable", "--no-show-model-warnings", "--map-tokens", "0", "--no-detect-urls"),
+    *("--no-pretty", "--no-fancy-input", "--edit-format", "ask"),
+    *("--load", "commands", "--message", "What do the logs say?"),
+)
+
+
+async def test_aider_is_led_with_what_its_commands_wrote(tmp_path: Path) -> None:
+    """It has no tools: what commands write are messages of the user."""
+    aider = ENVIRONMENTS / "aider" / "bin" / "aider"
+    if not aider.exists():
+        pytest.skip("aider is not installed: make test-clients")
+    for name in ("home", "work"):
+        (tmp_path / name).mkdir()
+    write_logs(tmp_path / "work")
+    (tmp_path / "work" / "commands").write_text("/run cat part0.log\n/run cat part1.log\n")
+    with StrictUpstream() as upstream:
+        upstream.respond(lambda request: text("They moved crates."))
+        agent = BY_NAME["aider"]
+        words = [sys.executable, "-m", "proxy", "run", "--", str(aider.absolute()), *AIDER]
+        settings = {**agent.settings, "PYTHONPATH": str(ROOT)}
+        code, output, errors = await ended(
+            words, upstream.port, tmp_path / "work", settings, agent.unreachable
+        )
+        [asked] = upstream.chats
+    assert code == 0 and "They moved crates." in output, f"{errors}\n{output}"
+    assert b"part0.log" in asked.body and b"part1.log" in asked.body
+    assert re.search(r"offload-proxy: \S+ k tokens came in 1 request, and nothing moved", errors)

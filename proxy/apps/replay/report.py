@@ -27,7 +27,7 @@ from proxy.apps.report import (
 )
 from proxy.terminal import change, in_money, in_short, percent, several
 
-SEEN = 8
+SEEN = 6
 SESSIONS = 200
 """Sessions of a policy that are seen at once, and in the report at most: those that cost most."""
 FILES = 3
@@ -165,7 +165,7 @@ def _tiles(tally: Tally) -> Iterator[Sequence[str]]:
 
 
 def _row(number: int, key: SessionKey, course: Course, most: int) -> list[str]:
-    about = element("span", f"{key.model} ({key.api})", class_="faint when")
+    about = element("span", f"{key.model} ({key.api})", class_="faint under")
     return [
         element("span", _title(number, course), about),
         f"{course.planned:,}",

@@ -1,9 +1,7 @@
 """Draws docs/images/run.svg: a terminal in which Claude Code runs behind a proxy, before a scripted
 model.
 
-    python -m tests.apps.run.picture
-
-It needs tmux, and Claude Code from `make test-clients`.
+`OFFLOAD_SCREENSHOTS=docs/images make test-clients` makes it anew.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from tests.clients.apis import api
 from tests.clients.worker import FACTS, LOGS, prompts
 from tests.fake_upstream import StrictUpstream
 
-PICTURE = Path(__file__).parents[3] / "docs" / "images" / "run.svg"
 LINES = 1_000
 """Of each log: the six have some 100,000 tokens, above the ceiling of 30,000."""
 WIDTH, HEIGHT, EDGE = 8.4, 20, 16
 """Pixels of a character, of a row, and around the text."""
 
 
-def main() -> None:
+def rows() -> list[str]:
+    """Return the rows of the terminal. It needs tmux and Claude Code."""
     claude = next(agent for agent in AGENTS if agent.name == "claude_code")
     with tempfile.TemporaryDirectory() as made, StrictUpstream() as upstream:
         home, work, programs = (Path(made, name) for name in ("home", "work", "bin"))
@@ -51,9 +49,7 @@ def main() -> None:
             shown.type("clear")
             shown.type("offload-proxy run -- claude -p --allowedTools Read < task.txt")
             shown.until("read back")
-            rows = [row for row in shown.rows() if row.strip()]
-    PICTURE.write_text(drawn(rows))
-    sys.stdout.write("\n".join(rows) + "\n")
+            return [row for row in shown.rows() if row.strip()]
 
 
 def write_logs(folder: Path) -> None:
@@ -86,7 +82,3 @@ def drawn(rows: list[str]) -> str:
 
 def colour(row: str) -> str:
     return "#ffffff" if row.startswith("$ ") else "#c9d1d9"
-
-
-if __name__ == "__main__":
-    main()

@@ -66,7 +66,9 @@ export function bars(home, period, since, now, step, rows, label) {
   fitted(home, (width) => {
     const [svg, y] = frame(width, most, label);
     const wide = (width - LEFT - RIGHT) / count;
-    const every = Math.ceil(count / Math.max(Math.floor((width - LEFT) / 80), 1));
+    const labels = found.map((one) => DATE[period](new Date(one.time * 1000).toISOString()));
+    const news = labels.flatMap((label, index) => (label === labels[index - 1] ? [] : [index]));
+    const every = Math.ceil(news.length / Math.max(Math.floor((width - LEFT) / 80), 1));
     found.forEach((one, index) => {
       const x = LEFT + index * wide + wide * 0.12;
       const said = new Date(one.time * 1000).toISOString();
@@ -74,7 +76,7 @@ export function bars(home, period, since, now, step, rows, label) {
       svg.append(draw("g", {}, draw("title", {}, `${said.slice(0, 16).replace("T", " ")} UTC: ${number(one.came)} tokens came, ${number(one.sent)} were sent`),
         draw("rect", { class: "hover", x: LEFT + index * wide, width: wide, y: TOP, height: HEIGHT - TOP - BOTTOM }),
         rect("fill-sent", 0, Math.min(one.sent, one.came)), rect(one.sent > one.came ? "fill-lost" : "fill-came", Math.min(one.sent, one.came), Math.max(one.sent, one.came))));
-      if (index % every === 0) axis(svg, LEFT + (index + 0.5) * wide, DATE[period](said));
+      if (news.includes(index) && news.indexOf(index) % every === 0) axis(svg, LEFT + (index + 0.5) * wide, labels[index]);
     });
     home.replaceChildren(svg);
   });

@@ -95,7 +95,7 @@ const most = (heading, caption, rows) => element("section", { class: "card" }, e
 function extremes(caption, rows) {
   const widest = Math.max(...rows.map((row) => row.tokens_before), 1);
   return table(caption, [
-    column("Session", (row) => element("span", {}, element("a", { href: `#session/${row.session}` }, name(row.model)), element("span", { class: "faint when" }, ` ${moment(row.began).slice(5, 16)}`)), { raw: (row) => row.session, phone: 1 }),
+    column("Session", (row) => element("span", {}, element("a", { href: `#session/${row.session}` }, name(row.model)), element("span", { class: "faint under when" }, ` ${moment(row.began).slice(5, 16)}`)), { raw: (row) => row.session, phone: 1 }),
     column("Tokens", (row) => pair(row.tokens_before, row.tokens_after, widest), { raw: (row) => row.tokens_before, phone: 2 }),
     column("Saved", spared, { raw: (row) => row.saved, kind: "number", phone: 1 }),
   ], rows, "none");

@@ -22,10 +22,10 @@ function bill(row, [before, after]) {
   return before ? judged(before, after, saving(before, after, inMoney(row.price))) : "not known";
 }
 
-const perModel = (models) => table("Per tenant and model. Each percentage is of what was expected in its row.", [
-  tenant, model,
-  column("Tokens saved", (row) => share(row.tokens_before, row.tokens_after), { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 1 }),
-  ...(models.some((row) => row.price !== null) ? [
+const perModel = (models, priced = models.some((row) => row.price !== null)) => table("Per tenant and model. Each percentage is of what was expected in its row.", [
+  { ...tenant, phone: 2 }, model,
+  column("Tokens saved", (row) => share(row.tokens_before, row.tokens_after), { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: priced ? 2 : 1 }),
+  ...(priced ? [
     column("Money saved", (row) => bill(row, [row.expected, row.expected - row.saved]), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
     paid("Expected", (row) => row.expected),
     paid("Actual", (row) => row.actual),
@@ -35,8 +35,8 @@ const perModel = (models) => table("Per tenant and model. Each percentage is of 
   figure("Requests", (row) => row.requests),
   figure("Rewritten", (row) => row.rewritten, { kind: "saved-only" }),
   figure("Upstream said what it billed", (row) => row.billed, { kind: "saved-only" }),
-  figure("Tokens as they came", (row) => row.tokens_before, { phone: 2 }),
-  figure("Tokens sent", (row) => row.tokens_after, { phone: 2 }),
+  figure("Tokens as they came", (row) => row.tokens_before),
+  figure("Tokens sent", (row) => row.tokens_after),
 ], models, "nothing in this period");
 
 const causes = {

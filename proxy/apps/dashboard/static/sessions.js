@@ -4,16 +4,17 @@ import { stacked } from "./charts.js";
 export async function sessions(page, _, me) {
   const rows = await ask("sessions");
   const most = Math.max(1, ...rows.map((row) => row.newest_before));
+  const priced = rows.some((row) => row.price !== null);
   page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Sessions")),
     element("p", {}, `A session is all requests with the same API, model, and messages up to the user's first. These are the newest ${counted(rows.length, "session")}`, here(me)),
     table("The sessions with the newest requests", [
       column("Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last)), { raw: (row) => moment(row.last), kind: "time", phone: 1 }),
-      column("Model", (row) => element("span", {}, name(row.model), me.operator ? element("span", { class: "faint" }, ` ${row.tenant}`) : ""), { raw: (row) => row.model, phone: 1 }),
+      column("Model", (row) => element("span", {}, name(row.model), me.operator ? element("span", { class: "faint" }, ` ${row.tenant}`) : ""), { raw: (row) => row.model, phone: 2 }),
       figure("Requests", (row) => row.requests),
       figure("Events", (row) => row.events),
       column("Newest request: came, sent", (row) => pair(row.newest_before, row.kind === "observed" ? row.newest_before : row.newest_after, most), { raw: (row) => row.newest_before, kind: "bars-cell", phone: 2 }),
-      column("Tokens saved", (row) => `${row.kind === "observed" ? "the plan: " : ""}${share(row.tokens_before, row.tokens_after)}`, { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 2 }),
-      ...(rows.some((row) => row.price !== null) ? [column("Money saved, before summaries", spared, { raw: (row) => (row.price === null ? "" : cash(row.cost_before - row.cost_after, row.price)), kind: "number", phone: 1 })] : []),
+      column("Tokens saved", (row) => `${row.kind === "observed" ? "the plan: " : ""}${share(row.tokens_before, row.tokens_after)}`, { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: priced ? 0 : 1 }),
+      ...(priced ? [column("Money saved, before summaries", spared, { raw: (row) => (row.price === null ? "" : cash(row.cost_before - row.cost_after, row.price)), kind: "number", phone: 1 })] : []),
     ], rows, "none yet"));
 }
 
