@@ -139,6 +139,15 @@ def test_longer_replies_are_called_so(longer: float, value: str) -> None:
     assert (found.title, found.value) == ("Length of replies", value)
 
 
+def test_nothing_is_made_of_no_difference() -> None:
+    sums = Counter[str]()
+    for _ in range(NEEDED):
+        sums.update(pairs.measured([Took(7, 100)], [Took(7, 100)]))
+    length, cost = pairs.figures(0, sums)
+    assert (length.value, cost.value) == ("the same", "the same")
+    assert length.lines[0] == "no difference, in the typical one of 30 requests"
+
+
 def test_what_is_not_known_is_not_measured() -> None:
     assert pairs.measured([Took(10, 10)], [Took(0, 10)]) == {}
     assert pairs.measured([], [Took(5, 10)]) == {}

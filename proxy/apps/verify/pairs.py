@@ -12,7 +12,7 @@ All intervals are of 95 %: of 100 such intervals, some 95 have the true value in
 - Lengths and costs: Student's interval for the mean of the logarithms of the ratios, as both are
   skewed (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2).
 - Where it is known which requests are of one session, both are widened by the design effect, as
-  such requests are alike (L. Kish, Survey Sampling, 1965, 5.4).
+  such requests are alike (L. Kish, Survey Sampling, 1965).
 """
 
 from __future__ import annotations
@@ -264,6 +264,8 @@ def _ratios(interval: Interval, more: str, less: str) -> str:
     """Say an interval of ratios, rounded outwards."""
     low = math.floor(100 * (interval.low - 1))
     high = math.ceil(100 * (interval.high - 1))
+    if low == high == 0:
+        return "no difference"
     if low < 0 < high:
         return f"between {-low} % {less} and {high} % {more}"
     if low >= 0:
