@@ -29,7 +29,7 @@ from proxy.apps.replay.recordings import (
     below,
     named,
 )
-from proxy.apps.replay.report import outline, page
+from proxy.apps.replay.report import outline, page, unmoved
 from proxy.apps.replay.tally import Tally
 from proxy.apps.verify.asking import Purse
 from proxy.errors import UserMistake
@@ -331,11 +331,8 @@ def headline(tallies: Sequence[Tally]) -> Iterator[str]:
     for tally in tallies:
         name = f"{_tail(tally.name)}: " if len(tallies) > 1 else ""
         yield name + outline(tally)
-        if tally.planned and not tally.changed:
-            added = tally.tokens_after > tally.tokens_before
-            more = ", and the proxy's tools add tokens" if added else ""
-            waits = tally.quiet[1].removeprefix("waiting: ")
-            yield f"{name}nothing moves{more}. In the largest request, {waits}"
+        if waits := unmoved(tally):
+            yield name + waits
 
 
 def notes_of(recordings: Recordings, tally: Tally) -> Iterator[str]:

@@ -61,6 +61,16 @@ def outline(tally: Tally) -> str:
     return f"{figures}; {tally.losses:,} of {sessions} dearer{worst}"
 
 
+def unmoved(tally: Tally) -> str:
+    """Say why nothing moves; "" if something does."""
+    if tally.changed or not tally.planned:
+        return ""
+    added = tally.tokens_after > tally.tokens_before
+    more_tokens = ", and the proxy's tools add tokens" if added else ""
+    waits = tally.quiet[1].removeprefix("waiting: ")
+    return f"nothing moves{more_tokens}. In the largest request, {waits}"
+
+
 def page(
     count: int,
     sources: Sequence[str],
@@ -81,6 +91,7 @@ def page(
     about += [f"recorded in {', '.join(files[:FILES])}{more_files}", f"policy: {named[main.name]}"]
     body = [
         element("p", outline(main), class_="headline"),
+        *([element("p", f"Here {still}.")] if (still := unmoved(main)) else []),
         element("p", "; ".join(filter(None, about)), class_="faint"),
         *_policy(main, ""),
     ]

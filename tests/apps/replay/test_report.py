@@ -114,6 +114,13 @@ def test_without_times_and_prices_there_are_numbers_and_tokens(folder: Path) -> 
     assert "in plain input tokens" in page.text and " request 8 " in page.text
 
 
+def test_it_says_why_nothing_moves(folder: Path) -> None:
+    recorded = lines(folder / "a.jsonl", session("one", 1))
+    assert main(["replay", "--html", "r.html", recorded]) == OK
+    said = Page((folder / "r.html").read_text()).text
+    assert "Here nothing moves. In the largest request, the history is " in said
+
+
 def test_it_has_base_names_only(folder: Path) -> None:
     deep = folder / "deep"
     deep.mkdir()
