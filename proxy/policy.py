@@ -434,6 +434,11 @@ class Policy(Sections, frozen=True, kw_only=True, dict=True):
             self, offload=msgspec.structs.replace(self.offload, mode=Mode.AUTO)
         )
 
+    @cached_property
+    def may_be_off(self) -> bool:
+        """Whether the mode is `off` for some model."""
+        return any(part.offload.mode is Mode.OFF for part in (self, *self.rules))
+
     def for_request(self, *, has_tools: bool, unsent: bool = False) -> Policy:
         """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS`
         in it.

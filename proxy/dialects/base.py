@@ -98,6 +98,8 @@ class Dialect(ABC):
     defining: ClassVar[tuple[bytes, ...]] = ()
     """The types, in quotation marks, of what defines further tools within a history."""
 
+    refers: ClassVar[tuple[str, ...]] = ()
+    """Members that may refer to what our records have."""
     who: ClassVar[tuple[str, ...]]
     """Members that say who asks. A summary call has them, too."""
     how: ClassVar[tuple[str, ...]]

@@ -28,6 +28,7 @@ from proxy.requests.exchange import Exchange
 from proxy.requests.relay import is_stream
 from proxy.requests.rounds import Rounds
 from proxy.requests.versions import REFUSAL_LIMIT, Refusal
+from proxy.threads import SMALL
 from proxy.upstream.client import UpstreamReply, decoded_reply
 from proxy.upstream.headers import DIGESTS, Header, Headers, reply_headers
 
@@ -96,7 +97,8 @@ class _Conversation:
         self._writing = asyncio.Lock()
         """Held from when the turn makes bytes until they are written, because events have
         numbers."""
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         # the signs of life so far, and when the newest one was written
         self._signs, self._lived = 0, self._clock()
         self._begun = False  # whether any event with data has come
@@ -105,12 +107,16 @@ class _Conversation:
         self._refused: Refusal | None = None  # after which the client's own request was sent
 
     async def run(self, heartbeat: float) -> Refusal | None:
-        beating = asyncio.create_task(self._beat(heartbeat))
+        self._heartbeat = heartbeat
+        self._beating: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(heartbeat, self._look)
         try:
             await self._rounds()
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            self._timer.cancel()
+            if self._beating is not None:
+                self._beating.cancel()
+                await asyncio.gather(self._beating, return_exceptions=True)
         return self._refused
 
     async def _rounds(self) -> None:
@@ -141,7 +147,8 @@ class _Conversation:
         """Send `data`, while holding the lock. It must end with a whole event, because a heartbeat
         may follow."""
         if data:
-            await self._start()
+            if not self._client.status:
+                await self._start()
             await self._client.write(data)
         if self._turn.signs > self._signs:
             self._signs = self._turn.signs
@@ -151,18 +158,21 @@ class _Conversation:
         if self._head is not None and not self._client.status:
             await self._client.start(*self._head)
 
-    async def _beat(self, heartbeat: float) -> None:
-        """Write a heartbeat into every long silence of a stream, so that nobody takes it for
-        dead."""
-        while True:
-            left = self._lived + heartbeat - self._clock()
-            if left > 0 or self._head is None:
-                await asyncio.sleep(left if left > 0 else heartbeat)
-                continue
-            async with self._writing:
-                if self._clock() - self._lived >= heartbeat and not self._client.replied:
-                    await self._write(self._turn.heartbeat())
-                    self._lived = self._clock()
+    def _look(self) -> None:
+        """Write a heartbeat if the stream has been silent for long, so that nobody takes it for
+        dead, or look again later."""
+        left = self._lived + self._heartbeat - self._clock()
+        if left <= 0 and self._head is not None:
+            self._beating = asyncio.create_task(self._beat())
+        else:
+            self._timer = self._loop.call_later(left if left > 0 else self._heartbeat, self._look)
+
+    async def _beat(self) -> None:
+        async with self._writing:
+            if self._clock() - self._lived >= self._heartbeat and not self._client.replied:
+                await self._write(self._turn.heartbeat())
+                self._lived = self._clock()
+        self._look()
 
     # -- asking upstream --
 
@@ -277,7 +287,8 @@ class _Conversation:
 
         def turned() -> bytes:
             events = _ended(decoder.flush()) if chunk is None else decoder.feed(chunk)
-            self._begun = self._begun or any(event.data is not None for event in events)
+            if not self._begun:
+                self._begun = any(event.data is not None for event in events)
             return b"".join(map(self._turn.receive, events))
 
         came = chunk or b""
@@ -290,7 +301,7 @@ class _Conversation:
         if size is None:
             size = max(self._io.size, PARSED * self._heard)
         try:
-            return await self._io.aside(work, size)
+            return work() if size <= SMALL else await self._io.aside(work, size)
         except (Broken, NotJson, sse.TooLarge) as error:
             raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
 

@@ -24,9 +24,10 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, for_model, model_in, refusals, usage
 from proxy.dialects.beginnings import parsed
 from proxy.dialects.render import put_back, shown_block
+from proxy.dialects.request import GLANCE, glanced
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, OffloadError, Overloaded, UpstreamBroken
-from proxy.plan.compacting import Compacting, Wish
+from proxy.plan.compacting import MARK, Compacting, Wish
 from proxy.plan.recognise import Hidden
 from proxy.plan.summary import SummaryAnswer
 from proxy.plan.turn import Addition, Declined, Reason, Request, Unplannable
@@ -172,6 +173,8 @@ class _Request:
     async def _parse(self, body: bytes) -> Prepared:
         """Return the request with its policy, or with the reason why it cannot be read."""
         tenant = self._tenant
+        if tenant.policy.may_be_off and (passing := await self._glanced(body)):
+            return passing
         try:
             request = await self._read(body)
             tenant = self._identify(request)
@@ -188,6 +191,24 @@ class _Request:
             body, tenant, request, sent, wish=wish, declined=declined, references=brought
         )
         return await self._continued(await self._chosen(prepared, request), request)
+
+    async def _glanced(self, body: bytes) -> Prepared | None:
+        """Return the request with nothing read but its model, if the policy for that is off and
+        nothing in the body is ours."""
+        tenant = self._tenant
+        ours = self._dialect.name in references.NATIVE and MARK in body
+        if self._client.encoded or tenant.policy.identity.given or ours:
+            return None
+        glance = partial(glanced, body, self._dialect.refers)
+        request = await self._run(glance, len(body) // GLANCE)
+        if request is None:
+            return None
+        request = replace(request, model=request.model or model_in(self._client.path))
+        policy = tenant.policy.for_model(request.model)
+        if policy.offload.mode is not Mode.OFF:
+            return None
+        tenant = replace(tenant, policy=policy)
+        return Prepared(body, tenant, request, unplanned=Reason.OFF)
 
     async def _read(self, body: bytes) -> Request:
         """Return the request that the body holds. Raises ClientFault and Unplannable."""

@@ -215,7 +215,11 @@ class ReplyEnds:
     reply, likewise, if it has no more than `most` bytes."""
 
     def __init__(self, reply: UpstreamReply, most: int = 0) -> None:
-        self.first = self.last = b""
+        self.first = b""
+        self._latest: list[bytes] = []
+        """The end is among these pieces. They are joined only now and then, as most are small."""
+        self._held = 0
+        """Bytes of these pieces."""
         self._most = most
         self._pieces: list[bytes] = []
         self._size = 0
@@ -223,6 +227,11 @@ class ReplyEnds:
         with suppress(BadEncoding):
             encoding = b",".join(reply.headers.get_all(b"content-encoding"))
             self._decoder = codings.reply_decoder(encoding.decode("latin-1"))
+
+    @property
+    def last(self) -> bytes:
+        """The end."""
+        return b"".join(self._latest)[-ENDING:]
 
     @property
     def both(self) -> bytes:
@@ -240,21 +249,28 @@ class ReplyEnds:
         size = 0
         try:
             for piece in self._decoder.feed(chunk) if self._decoder else ():
-                self._size += len(piece)
-                if self._size <= self._most:
-                    self._pieces.append(piece)
-                else:
-                    self._pieces = []
-                if len(self.first) < ENDING:
-                    self.first += piece[: ENDING - len(self.first)]
-                self.last = (self.last + piece[-ENDING:])[-ENDING:]
+                self._keep(piece)
                 size += len(piece)
                 if size > max(DECODED, len(chunk)):
                     raise BadEncoding("too large to be decompressed on the event loop")
         except BadEncoding:
             self._decoder = None
             self.first = b""
-            self.last = b""
+            self._latest = []
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        if self._size <= self._most:
+            self._pieces.append(piece)
+        elif self._pieces:
+            self._pieces = []
+        if len(self.first) < ENDING:
+            self.first += piece[: ENDING - len(self.first)]
+        self._latest.append(piece)
+        self._held += len(piece)
+        if self._held > 2 * ENDING:
+            self._latest = [self.last]
+            self._held = len(self._latest[0])
 
 
 # -- replies that are read -------------------------------------------------------------------------

@@ -99,6 +99,10 @@ class UpstreamReply(AsyncIterator[bytes]):
         self._content = response.content
         self._idle_timeout = idle_timeout
         self._url = url
+        self._loop = asyncio.get_running_loop()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._waits_since: float | None = None
+        """On the loop's clock; None while nobody waits for a chunk."""
         self.closed: Callable[[], None] | None = None
         """Called once, when the reply is closed."""
         protocol = None if response.connection is None else response.connection.protocol
@@ -112,9 +116,11 @@ class UpstreamReply(AsyncIterator[bytes]):
         return self._content.at_eof()
 
     async def __anext__(self) -> bytes:
+        self._waits_since = self._loop.time()
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(self._idle_timeout, self._look)
         try:
-            async with asyncio.timeout(self._idle_timeout):
-                chunk = await self._content.readany()
+            chunk = await self._content.readany()
         except TimeoutError as error:
             raise _silent(
                 f"Upstream sent nothing for {self._idle_timeout:g} s", self._url
@@ -124,6 +130,8 @@ class UpstreamReply(AsyncIterator[bytes]):
         # a broken chunk, now or before this call
         except (aiohttp.http.HttpProcessingError, RuntimeError) as error:
             raise _translated(aiohttp.ClientPayloadError("a broken chunk"), self._url) from error
+        finally:
+            self._waits_since = None
         if not chunk:
             raise StopAsyncIteration
         return chunk
@@ -133,11 +141,24 @@ class UpstreamReply(AsyncIterator[bytes]):
         closed otherwise."""
         if self._gone is not None:
             self._gone.remove_done_callback(self._lost)
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._response.close()
         closed = self.closed
         self.closed = None
         if closed is not None:
             closed()
+
+    def _look(self) -> None:
+        """End a wait that takes too long. One timer for all chunks, which looks again when the wait
+        of now would: a timer for each one costs more than to pass it on."""
+        now = self._loop.time()
+        since = now if self._waits_since is None else self._waits_since
+        left = since + self._idle_timeout - now
+        if left > 0:
+            self._alarm = self._loop.call_later(left, self._look)
+        else:
+            self._content.set_exception(TimeoutError())
 
     def _lost(self, _: object) -> None:
         """Tell whoever waits for more. At a broken chunk, aiohttp closes the connection and does
@@ -155,10 +176,11 @@ async def decoded_reply(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     try:
         decoder = reply_decoder(codings)
         async for chunk in reply:
-            for piece in decoder.feed(chunk):
+            for number, piece in enumerate(decoder.feed(chunk)):
+                if number:
+                    await asyncio.sleep(0)  # much may have come at once, and others have theirs
                 if piece:
                     yield piece
-                await asyncio.sleep(0)  # many events may have come at once, and others have theirs
         decoder.finish()
     except BadEncoding as error:
         raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error

@@ -143,16 +143,20 @@ class ContentDecoder:
         self._coding = _CODINGS[names[0]]() if names else None
         self._empty = True
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Decode `data` and yield it piece by piece. Some pieces are empty, so that the next one
-        never takes long."""
-        if self._coding is None:
-            yield from (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
-            return
+    def feed(self, data: bytes) -> Iterable[bytes]:
+        """Decode `data` piece by piece, as they are asked for. Some pieces are empty, so that the
+        next one never takes long."""
+        if self._coding is not None:
+            return self._decoded(self._coding, data)
+        if len(data) <= _PIECE:
+            return (data,)
+        return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+
+    def _decoded(self, coding: _Coding, data: bytes) -> Iterator[bytes]:
         self._empty = self._empty and not data
         try:
             for start in range(0, len(data), _PIECE):
-                yield from self._coding.feed(memoryview(data)[start : start + _PIECE])
+                yield from coding.feed(memoryview(data)[start : start + _PIECE])
         except _FAULTS as error:
             raise BadEncoding(f"The body is not what its Content-Encoding says: {error}") from error
 

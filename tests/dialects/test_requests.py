@@ -12,7 +12,7 @@ from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.request import LEAST_REPLY, lowered
+from proxy.dialects.request import LEAST_REPLY, glanced, lowered
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.turn import Continuation, Unplannable
 from proxy.rawjson import NotJson
@@ -359,3 +359,37 @@ def test_every_dialect_lowers_its_own_limit_and_nothing_else(dialect: Dialect) -
             json.loads(dialect.turn(asked, asked.entries, [], 8, left=left).request())[field]
             == expected
         )
+
+
+@pytest.mark.parametrize(
+    ("body", "model"),
+    [
+        (b'{"model": "m", "messages": {"not": "read"}}', "m"),
+        (b'{"messages": [{"model": "nested"}], "model": "m\\u00e9"}', "mé"),
+        (b'{"model": "first", "model": "last"}', "last"),
+        (b'{"messages": []}', ""),
+        (b'{"model": "m", "messages": ["\\ud83d"]}', "m"),
+        (b'{"model": 1}', None),
+        (b'{"model": "\\ud83d"}', None),
+        (b'{"model": "m"', None),
+        (b'{"model": "m"} {}', None),
+        (b'["m"]', None),
+        (b'{"model": "%b"}' % (b"m" * 2_000), None),
+        (b'{"model": "m", "one_of_ours": null}', "m"),
+        (b'{"model": "m", "one_of_ours": "1"}', None),
+    ],
+)
+def test_a_glance_finds_the_model_or_leaves_the_body_to_be_read(
+    body: bytes, model: str | None
+) -> None:
+    found = glanced(body, ("one_of_ours",))
+    assert (None if found is None else found.model) == model
+    assert found is None or (found.body == body and not found.stream and not found.entries)
+
+
+@pytest.mark.parametrize("dialect", FIELDS)
+def test_members_that_refer_to_records_are_read_of_a_request(dialect: Dialect) -> None:
+    for name in dialect.refers:
+        asked = parsed(dialect, **{name: "1"})
+        assert "1" in (asked.continues, asked.credit)
+    assert bool(dialect.refers) == (dialect is not CHAT)

@@ -376,6 +376,24 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
     assert reply_headers(client)[b"x-offload-mode"] == b"off"
 
 
+@pytest.mark.parametrize(
+    ("model", "mode", "sent"),
+    [("quiet", Mode.OFF, "off"), ("other", Mode.COMPACT, "invalid")],
+)
+async def test_where_the_mode_is_off_nothing_but_the_model_is_read(
+    world: World, model: str, mode: Mode, sent: str
+) -> None:
+    """The messages could not be read: a body that is read says so."""
+    quiet = msgspec.structs.replace(OFF, model="quiet*")
+    world.policy = msgspec.structs.replace(POLICY, rules=(quiet,))
+    body = b'{"messages": {}, "stream": true, "model": "%b"}' % model.encode()
+    client, outcome = await world.ask(body, ScriptedReply(HELLO))
+    assert world.sent == [body] and client.body == HELLO
+    assert world.policy.for_model(model).offload.mode is mode
+    assert (outcome.reason, outcome.status) == (sent, 200)
+    assert (outcome.model, outcome.stream) == (("quiet", True) if sent == "off" else ("", False))
+
+
 async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_back(
     world: World,
 ) -> None:

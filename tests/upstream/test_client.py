@@ -403,6 +403,23 @@ async def test_idle_in_the_middle(pool: UpstreamClient, clock: Clock) -> None:
             await late(clock, anext(reply), lambda: True)
 
 
+async def test_a_pause_of_the_reader_is_no_silence_of_upstreams(
+    pool: UpstreamClient, clock: Clock
+) -> None:
+    async with upstream(hang) as wire, sent(pool, wire.url, idle_timeout=LIMIT) as reply:
+        assert await anext(reply) == b"x"
+        clock.move(LIMIT * 3.5)
+        await turns()
+        waiting = asyncio.ensure_future(anext(reply))
+        await turns()
+        clock.move(LIMIT - 1)
+        await turns()
+        assert not waiting.done()
+        clock.move(1)
+        with pytest.raises(UpstreamSilent):
+            await waiting
+
+
 async def test_upstream_takes_none_of_the_body(pool: UpstreamClient, clock: Clock) -> None:
     made = 0
 

@@ -47,6 +47,7 @@ class MessagesDialect(Dialect):
     known = request.KNOWN
     barred: ClassVar[Mapping[str, bytes]] = {"thread": b"null", WHOLE: b"null"}
     defining = (b'"tool_definition"',)
+    refers = (request.CREDIT,)
     path = re.compile(PATH + rb"|" + VERTEX + rb"(?!count-tokens:)[^/:]+:(?:rawP|streamRawP)redict")
     vertex = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
     """Vertex's paths, those that count tokens among them."""

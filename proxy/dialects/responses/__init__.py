@@ -42,6 +42,7 @@ class ResponsesDialect(Dialect):
     known = request.KNOWN
     barred = request.BARRED
     defining = (b'"tool_search_output"', b'"additional_tools"')
+    refers = ("previous_response_id",)
     who = ("user", "safety_identifier")
     how = (
         "prompt_cache_key",
