@@ -15,27 +15,41 @@ from functools import partial
 from msgspec.structs import replace
 
 from proxy.dialects import Dialect
+from proxy.dialects.usage import Reported
 from proxy.errors import Overloaded
+from proxy.plan.forecast import Billed, Forecast, forecast
 from proxy.plan.history import OPENING_MESSAGES, beginning
 from proxy.plan.plan import Message, Reading, Role
 from proxy.plan.turn import Reason, Request, Unplannable
-from proxy.policy import Offload
-from proxy.requests.prepared import Prepared, foreseen
+from proxy.policy import Mode, Offload
+from proxy.requests.callers import Caller
+from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned
+from proxy.requests.prepared import Prepared
 from proxy.telemetry.outcome import Holdout
-from proxy.threads import WorkPool
 
 HEARD = 16 << 20
 """Most bytes of a reply that is kept to be compared: at least 40,000 tokens of a stream."""
 
 
-def holdout(dialect: Dialect, request: Request, offload: Offload) -> Holdout:
-    """Return the group of the request's conversation, by its beginning, if the policy leaves a
-    share of conversations as they come. Where upstream keeps the history, no request shows its
-    beginning."""
+async def chosen(
+    caller: Caller, prepared: Prepared, request: Request, offload: Offload
+) -> Prepared:
+    """Return the request with whether it is only observed."""
+    if offload.mode is Mode.OBSERVE or b"observe" in caller.client.our_header:
+        return replace(prepared, observed=True)
+    if not offload.holdout:
+        return prepared
+    holdout = await caller.run(partial(_holdout, caller.dialect, request, offload), request.size)
+    return replace(prepared, holdout=holdout, observed=holdout is Holdout.KEPT)
+
+
+def _holdout(dialect: Dialect, request: Request, offload: Offload) -> Holdout:
+    """Return the group of the request's conversation, by its beginning. Where upstream keeps the
+    history, no request shows its beginning."""
     share = offload.holdout
     if share == 1:
         return Holdout.KEPT
-    if not share or request.continues:
+    if request.continues:
         return Holdout.NONE
     reading = Reading.of(offload)
     messages = list[Message]()
@@ -70,19 +84,30 @@ def _uncounted(_: str) -> int:
     return 0
 
 
-async def foresee(prepared: Prepared, threads: WorkPool) -> Prepared:
+async def foresee(caller: Caller, prepared: Prepared) -> Prepared:
     """Return the request with its forecast, if it has a plan. Called again after upstream's reply,
     the forecast rests on what upstream reported."""
-    planned = prepared.planned
+    planned = prepared.in_force
     reported = prepared.reported
-    known = prepared.foreseen is not None and reported is None
-    if planned is None or prepared.unplanned or known:
+    if planned is None or (prepared.foreseen is not None and reported is None):
         return prepared
     work = partial(foreseen, planned, reported)
     size = planned.request.size
     begun = reported is not None
     try:
-        found = await threads.run(prepared.tenant.namespace, work, size, begun=begun)
+        found = await caller.services.threads.run(
+            prepared.tenant.namespace, work, size, begun=begun
+        )
     except Overloaded:
         return prepared.unrendered(unplanned=Reason.BUSY)
     return replace(prepared, foreseen=found)
+
+
+def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) -> Forecast:
+    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them.
+    `unseen` is the tokens before the history that the request had besides what is known of it."""
+    billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
+    head = planned.head + unseen
+    return forecast(
+        planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed
+    )

@@ -5,12 +5,12 @@ parse ──> request, or why not ──plan──> planned ──render──> 
                      │                     ├──nothing to change, or refused──> it is sent as it came
                      └──> unplanned        └──observe──> foreseen ──> it is sent as it came
 
-`versions` says how it is sent again after a refusal. At the end, one outcome is made of it.
+`versions` says how it is sent again after a refusal, and `outcomes` what became of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,34 +19,15 @@ from msgspec.structs import replace
 
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
-from proxy.errors import Fault
 from proxy.plan import compacting
 from proxy.plan.compacting import Wish
-from proxy.plan.forecast import (
-    LEARNED,
-    UNSEEN,
-    Answers,
-    Billed,
-    Forecast,
-    cost,
-    cost_as_it_came,
-    event_at,
-    forecast,
-    newly_moved,
-    newly_used,
-    told,
-    unseen,
-    waiting,
-)
+from proxy.plan.forecast import Answers, Forecast, newly_used, told, waiting
 from proxy.plan.turn import Addition, Declined, Reason, Request, Usage, unknown_words
 from proxy.policies.tenants import Tenant
-from proxy.policy import Mode, SnapshotRole
-from proxy.requests.exchange import Exchange
+from proxy.policy import SnapshotRole
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.records import References
-from proxy.requests.summary_writer import Spent, SummaryJob
-from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, ToolUse
-from proxy.upstream.headers import Header
+from proxy.telemetry.outcome import Holdout, ToolUse
 
 RESTORED = "Nothing moves, because by its `tool_choice` the model cannot read it back; earlier searches stay in place."
 UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
@@ -270,178 +251,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
             )
             words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
-        return " ".join(filter(None, (*words, *self._remarks)))
+        return " ".join(filter(None, (*words, *self.remarks)))
 
     @property
-    def _remarks(self) -> Sequence[str]:
+    def remarks(self) -> Sequence[str]:
         """What the client should know, also where the request is sent as planned."""
         return [text for text in (UNFOLLOWED if self.unfollowed else "", self.remark) if text]
-
-    def headers(self) -> Sequence[Header]:
-        """Return our headers for the client's reply."""
-        planned = self.in_force
-        limit = self.limit
-        if planned is None:
-            why = self.words.encode()
-            return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
-        changed = self.compacted or self.compressed
-        why = (" ".join(self._remarks) if changed else self.words).encode()
-        return [
-            (
-                b"x-offload-mode",
-                (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode(),
-            ),
-            (b"x-offload-tokens-before", b"%d" % planned.tokens_before),
-            (b"x-offload-tokens-after", b"%d" % self.tokens_after),
-            (b"x-offload-compacted", b"%d" % self.compacted),
-            (b"x-offload-compressed", b"%d" % self.compressed),
-            *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
-            *([(b"x-offload-reason", why)] if why else []),
-        ]
-
-
-# -- what became of it -----------------------------------------------------------------------------
-
-
-def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) -> Forecast:
-    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them.
-    `unseen` is the tokens before the history that the request had besides what is known of it."""
-    billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
-    head = planned.head + unseen
-    return forecast(
-        planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed
-    )
-
-
-def of_chat(
-    prepared: Prepared,
-    client: Exchange,
-    store_errors: Mapping[str, int],
-    refused: Iterable[Addition] = (),
-) -> Outcome:
-    """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
-    request = prepared.request
-    planned = prepared.in_force
-    rendered = prepared.rendered
-    spent = prepared.spent
-    before, after, basis = _costs(prepared)
-    kind = Kind.UNTOUCHED
-    mode = planned.policy.offload.mode if planned else Mode.OFF
-    if prepared.foreseen:
-        kind = Kind.OBSERVED
-        mode = Mode.OBSERVE
-    elif rendered:
-        kind = Kind.OFFLOADED
-    outcome = replace(
-        client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
-        model=request.model if request else "",
-        stream=request.stream if request else False,
-        mode=mode.value,
-        reason=prepared.reason,
-        obstacle=prepared.obstacle,
-        cost_before=before,
-        cost_after=after,
-        usage=basis,
-        compacted=prepared.compacted,
-        unfollowed=prepared.unfollowed,
-        compressed=prepared.compressed,
-        words=prepared.words,
-        reinserted=len(rendered.rounds) if rendered else 0,
-        rounds=prepared.rounds,
-        tool_uses=tuple(prepared.uses),
-        prompt_tokens=spent.prompt,
-        completion_tokens=spent.completion,
-        cached_tokens=spent.cached,
-        written_tokens=spent.written,
-        store_errors=store_errors,
-        refused=tuple(sorted(refused)),
-    )
-    if planned is None:
-        return outcome
-    cause = _cause(planned)
-    return replace(
-        outcome,
-        messages=len(planned.history),
-        left_alone=planned.history.irregular,
-        tokens_before=planned.tokens_before,
-        tokens_after=prepared.tokens_after,
-        holdout=prepared.holdout,
-        events=len(planned.plan.events),
-        moved=newly_moved(planned.history.items, planned.plan) if cause else 0,
-        new_event=bool(cause),
-        cause=cause,
-    )
-
-
-def _cause(planned: Planned) -> str:
-    """Say in a word why something newly moved at this request; empty if nothing has."""
-    if planned.plan.empty:  # the most frequent case, for which no parts of the history are made
-        return ""
-    if planned.relearned:
-        return LEARNED
-    if event := event_at(planned.plan):
-        return event.cause.name.lower()
-    return UNSEEN if unseen(planned.history.items, planned.plan) else ""
-
-
-def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
-    """Return the cost of a request's input as it came and as it was sent, or would have been, and
-    what both rest on.
-
-    It is unknown if upstream did not say it of each round, as where the last one broke off: a part
-    would look cheap. The client's own bytes have costs only where they were looked at: observed, or
-    to be compared with a holdout.
-    """
-    planned = prepared.in_force
-    said = prepared.reported
-    turn = prepared.turn
-    rendered = prepared.rendered
-    if turn is not None and rendered is not None:
-        spent = turn.spent
-        planned = rendered.planned
-        if spent.said <= turn.rounds:
-            return 0, 0, Basis.UNKNOWN
-        offload = planned.policy.offload
-        head = planned.head
-        sent = prepared.tokens_after + sum(use.tokens for use in prepared.uses)
-        warm = spent.cached > 0 or event_at(planned.plan) is not None
-        came = cost_as_it_came(
-            planned.history.items, offload, head, spent.largest / sent, cached=warm
-        )
-        return (
-            came,
-            cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest),
-            Basis.BILLED,
-        )
-    basis = Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED
-    if prepared.foreseen is not None:
-        return prepared.foreseen.before, prepared.foreseen.after, basis
-    if said is None or planned is None:
-        return 0, 0, Basis.NONE
-    came = cost(planned.policy.offload, said.prompt, said.cached or 0)
-    return came, came, basis
-
-
-def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
-    """Return the outcome of making a snapshot, which is reported separately because its request may
-    have ended."""
-    return Outcome(
-        request_id=job.name,
-        tenant=job.tenant.name,
-        namespace=job.tenant.namespace,
-        kind=Kind.SUMMARY,
-        method="POST",
-        path="",
-        dialect=job.dialect,
-        model=job.model,
-        status=502 if fault else 200,
-        fault=Fault.SUMMARY if fault else Fault.NONE,
-        cost_after=cost(
-            job.offload, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens
-        ),
-        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
-        summary_prompt_tokens=spent.prompt_tokens,
-        summary_completion_tokens=spent.completion_tokens,
-        cached_tokens=spent.cached_tokens,
-        seconds=round(seconds, DECIMALS),
-    )

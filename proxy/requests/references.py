@@ -1,11 +1,5 @@
-"""What clients send in the place of what our records have: references to compacted histories, and
-ids of kept replies.
-
-A client asks upstream to compact its history. Who serves it?
-
-    asked for ──upstream can, and all fits──> as it came
-        └──> of all: the plan is cut at its end, and the client gets a reference to the snapshot
-        └──> as upstream sees fit: the wish is left out, because the plan keeps the history short
+"""What clients send in the place of what our records or upstream have: references to compacted
+histories, ids of kept replies, and tokens of declined requests.
 
 A client asks for a reply that upstream keeps: it knows one id, and upstream has a reply for each
 round.
@@ -16,101 +10,79 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from urllib.parse import parse_qs, quote, urlsplit
+from functools import partial
+from urllib.parse import parse_qs, quote
 
 from msgspec.structs import replace
 
-from proxy.dialects import Dialect
+from proxy.dialects import model_in
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import ClientFault
 from proxy.plan.compacting import MARK, MOST, Wish
-from proxy.plan.plan import Role
-from proxy.plan.turn import Continuation, Reason, Request
+from proxy.plan.turn import Continuation, Request
 from proxy.policies.tenants import Tenant
-from proxy.policy import Compaction
 from proxy.requests import relay
-from proxy.requests.cache import MessageCache
+from proxy.requests.callers import Caller
 from proxy.requests.exchange import Exchange
-from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
-from proxy.requests.records import Records, References, Run
+from proxy.requests.records import Records, References
 from proxy.requests.relay import GATHERED, pass_on
 from proxy.requests.rounds import Services
 from proxy.telemetry.outcome import Kind
 from proxy.upstream.client import UpstreamReply
-from proxy.upstream.headers import DIGESTS, Header, reply_headers
+from proxy.upstream.headers import DIGESTS, reply_headers
 
 NATIVE = {"responses": ("api.openai.com", "chatgpt.com"), "messages": ("api.anthropic.com",)}
 """The hosts that compact by themselves: developers.openai.com/api/docs/guides/compaction and
 platform.claude.com/docs/en/build-with-claude/compaction, 2026-11."""
 
 
-async def read(
-    dialect: Dialect,
-    path: bytes,
-    request: Request,
-    records: Records,
-    run: Run,
-    parse: Callable[[bytes], Request],
-) -> tuple[Request, Wish | None, References]:
-    """Return the request without references and without a wish for compaction, the wish, and the
-    references. Raises Unplannable."""
+async def resolved(caller: Caller, prepared: Prepared, request: Request) -> Prepared:
+    """Return the request with what stands behind its references, without its wish for compaction,
+    and with the model of the declined one that it repeats. Raises Unplannable."""
+    dialect = caller.dialect
+    path = caller.client.path
+    run = partial(caller.run, size=request.size)
+    parse = partial(caller.services.reader.request, dialect, caller=caller.key.namespace)
     asked = request
     names = list[str]()
+    wish = None
+    brought = References()
+    native = dialect.name in NATIVE
     known = request.known
     refers = (known.refers if known else False) or MARK in (request.fresh or request.body)
-    if dialect.name in NATIVE and refers:
+    if native and refers:
         names = await run(lambda: list(dict.fromkeys(dialect.references(asked)))[:MOST])
-    brought = References()
     if names:
-        texts, brought = await records.compactions(names)
+        texts, brought = await caller.records.compactions(names)
         request = await run(lambda: parse(dialect.restored(asked, texts)))
-    kind = dialect.compaction_asked(path, request)
-    if kind is None:
-        return request, None, brought
-    wish = Wish(kind, request, asked)
-    return await run(lambda: dialect.parse(dialect.uncompacted(wish.request))), wish, brought
-
-
-def compacts(prepared: Prepared, dialect: Dialect) -> bool:
-    """Whether the proxy serves the compaction that the client asks for."""
-    planned = prepared.planned
-    policy = prepared.tenant.policy
-    if (
-        planned is None
-        or prepared.unplanned
-        or prepared.observed
-        or policy.compaction is Compaction.PASSTHROUGH
-    ):
-        return False
-    if all(message.role is Role.SYSTEM for message in planned.history.messages):
-        return False  # upstream says better that there is nothing to compact
-    host = urlsplit(policy.upstream.base_url).hostname
-    native = host in NATIVE.get(dialect.name, ()) and planned.room.holds(planned.history.tokens)
-    return policy.compaction is Compaction.SERVE or not native
-
-
-def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
-    """Return the request as the client sent it, for upstream to compact. `obstacle` is why the
-    proxy does not."""
-    body = None if wish.request is wish.came else wish.request.body
-    obstacle = obstacle or wish.request.obstacle or "compact"
-    unplanned = prepared.unplanned or Reason.FIELD
-    return prepared.unrendered(
-        planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle
+    kind = dialect.compaction_asked(path, request) if native else None
+    if kind is not None:
+        wish = Wish(kind, request, asked)
+        request = await run(lambda: dialect.parse(dialect.uncompacted(wish.request)))
+    declined = await caller.records.declined(request.credit) if request.credit else None
+    model = declined.model if declined else request.model or model_in(path)
+    request = replace(request, model=model)
+    return replace(
+        prepared,
+        request=request,
+        continued=request.body if wish or brought.digests else None,
+        declined=declined,
+        wish=wish,
+        references=brought,
     )
 
 
-def reply_to_wish(
-    planned: Planned, came: Request, path: bytes, text: str, digest: str, reader: MessageCache
-) -> tuple[list[Header], bytes]:
-    """Return the head and the body of the reply with the reference to the snapshot `text`, which
-    has this digest."""
-    request = replace(came, model=planned.request.model)
-    tokens = planned.history.tokens, reader.count(text, request.model)
-    body = planned.dialect.compaction_reply(path, request, text, digest, tokens, int(time.time()))
-    kind = b"text/event-stream" if request.stream else b"application/json"
-    return [(b"content-type", kind), (b"content-length", b"%d" % len(body))], body
+async def continued(caller: Caller, prepared: Prepared) -> Prepared:
+    """Return the request that goes on from a reply upstream, from its last round if it had hidden
+    ones."""
+    request = prepared.request
+    if prepared.observed or request is None or not request.continues:
+        return prepared
+    last = await caller.records.continuation(request.continues)
+    if last is None:
+        return prepared
+    return replace(prepared, continued=caller.dialect.continued(request, last))
 
 
 # -- kept replies --

@@ -30,6 +30,7 @@ from proxy.plan.turn import Declined, Unplannable, Verdict
 from proxy.policy import ArchiveUse
 from proxy.rawjson import NotJson
 from proxy.regex import Budget
+from proxy.requests import outcomes
 from proxy.requests.archive import Archive
 from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import Exchange
@@ -163,7 +164,7 @@ class Rounds:
     def headers(self, turn: Turn) -> Sequence[Header]:
         """Return our headers for the client's reply. One that is no stream is told the number of
         hidden rounds."""
-        ours = self._prepared.headers()
+        ours = outcomes.headers(self._prepared, self._client)
         return (
             ours
             if self._planned.request.stream

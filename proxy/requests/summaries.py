@@ -35,8 +35,8 @@ from proxy.plan.summary import SummaryAnswer, longest_reply
 from proxy.policies.tenants import Tenant
 from proxy.policy import Inject, Wait
 from proxy.requests.cache import MessageCache
+from proxy.requests.outcomes import of_summary
 from proxy.requests.planned import Planned, Rendered, our_definitions, sent_rounds
-from proxy.requests.prepared import of_summary
 from proxy.requests.records import KINDS, Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, write
 from proxy.stores.guarded import Guarded

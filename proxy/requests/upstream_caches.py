@@ -10,7 +10,7 @@ history.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -18,6 +18,7 @@ from proxy.lru import Lru
 from proxy.plan.history import beginning
 from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
+from proxy.requests.records import Records
 from proxy.telemetry.outcome import CacheMiss
 
 CONVERSATIONS = 20_000
@@ -47,6 +48,18 @@ class LastRequests:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._last: Lru[tuple[str, str, str, bytes], _Last] = Lru(CONVERSATIONS)
+
+    async def pauses(self, planned: Planned, records: Records, *, new: bool) -> Mapping[bytes, int]:
+        """Return at which of this history's requests upstream's cache had expired, and after how
+        many seconds. If this is a `new` request, whoever sees its pause first records it, so that
+        every later request plans with it, on any replica; without the record, it counts for
+        none."""
+        model = planned.request.model
+        last = planned.last_point_digests[-1]
+        found = await records.pauses(planned.point_digests, model)
+        seen = new and last not in found
+        pause = self.expired(records.namespace, planned) if seen else 0
+        return found | await records.keep_pause(last, model, pause) if pause else found
 
     def expired(self, namespace: str, planned: Planned) -> int:
         """Return the seconds since this history's request before, if upstream's cache has expired

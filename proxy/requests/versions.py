@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -115,20 +116,28 @@ class Refusal(OffloadError):
             return self.body
 
 
+class Whose(Protocol):
+    """Whose refusals these are."""
+
+    owner: str
+    """The namespace of the client, whose requests are sent by what was learned for it."""
+    vouched: bool
+    """Whether it is known to be this client's request."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace for which it teaches something now."""
+
+
 class Versions:
     """The versions of one request, as far as upstream has not refused them."""
 
-    def __init__(
-        self, known: Known, memory: Refusals, dialect: Dialect, namespace: str, own: str
-    ) -> None:
-        """Refusals teach only what is kept under the namespace `own`, until the client is `vouched`
-        for."""
+    def __init__(self, known: Known, memory: Refusals, dialect: Dialect, caller: Whose) -> None:
         self._known = known
         self._memory = memory
         self._dialect = dialect
-        self._namespace = namespace
-        self._learner = own
-        # what the request's refusals teach, for a namespace
+        self._caller = caller
+        # what refusals teach, for a namespace: for the client's own once it is vouched for
         self._lessons: list[Callable[[str], int]] = []
         self._window: int | None = None  # for which this request alone is planned
         self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
@@ -160,7 +169,7 @@ class Versions:
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         possible += [Addition.LOOSE] if planned.among_strict else []
-        return self._memory.refused(self._namespace, planned, possible)
+        return self._memory.refused(self._caller.owner, planned, possible)
 
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
@@ -228,13 +237,8 @@ class Versions:
 
     def window(self, policy: Policy, model: str) -> int | None:
         """Return the window to plan with, None if it is not known."""
-        known = self._known.window(self._namespace, policy, model)
+        known = self._known.window(self._caller.owner, policy, model)
         return min((window for window in (known, self._window) if window is not None), default=None)
-
-    def remark(self, policy: Policy, model: str) -> str:
-        """Return what upstream has shown of itself that its operator should know; empty if
-        nothing."""
-        return self._known.remark(self._namespace, policy, model)
 
     def _learn_window(self, prepared: Prepared, planned: Planned, refusal: Refusal) -> None:
         reply = planned.request.reply_tokens if prepared.limit is None else prepared.limit
@@ -246,17 +250,15 @@ class Versions:
             counted=planned.head + OUR_TOOLS_TOKENS + prepared.history_tokens + reply,
             measured=not planned.history.fixed,  # images, audio and files cannot be counted
         )
-        self._window = learn(self._learner)
-        self._lessons.append(learn)
+        self._window = learn(self._caller.namespace)
+        self._lessons += [] if self._caller.vouched else [learn]
 
     # -- what upstream takes --
 
     def vouched(self) -> None:
         """Upstream has taken the request: what its refusals taught holds for its client, too."""
-        if self._learner != self._namespace:
-            self._learner = self._namespace
-            for learn in self._lessons:
-                learn(self._namespace)
+        for learn in self._lessons:
+            learn(self._caller.owner)
 
     def take(self, prepared: Prepared, read: int, refusal: Refusal | None = None) -> None:
         """Learn from a version that upstream took, and of which it counted `read` tokens. If it
@@ -272,12 +274,12 @@ class Versions:
             self._blame(complaint if complaint in carried else Addition.ANY)
             carried = frozenset()
         self.refused = self._blamed
-        self._memory.note(self._namespace, planned, self.refused, carried)
+        self._memory.note(self._caller.owner, planned, self.refused, carried)
         # images, audio and files have no count of ours
         if read and refusal is None and not prepared.rounds and not planned.history.fixed:
             model = planned.request.model
             counted = prepared.tokens_after
-            self._known.note_read(self._namespace, planned.policy, model, counted, read)
+            self._known.note_read(self._caller.owner, planned.policy, model, counted, read)
 
 
 # -- what is remembered ----------------------------------------------------------------------------

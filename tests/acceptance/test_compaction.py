@@ -279,7 +279,7 @@ def test_the_same_history_is_compacted_once_and_alike(up: StrictUpstream, proxy:
 
 
 @pytest.mark.parametrize(
-    "broken", ["proxy.requests.handler.Rendered.of", "proxy.requests.references.reply_to_wish"]
+    "broken", ["proxy.requests.rendering.Rendered.of", "proxy.requests.compactions._reply"]
 )
 def test_a_bug_of_ours_leaves_the_compaction_to_upstream(
     broken: str, up: StrictUpstream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch

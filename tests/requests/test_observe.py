@@ -289,7 +289,8 @@ async def test_where_the_model_may_not_read_back_nothing_is_put_back(world: Worl
     body = chat("word " * 5_000, tool_choice="none")
     _, outcome = await world.ask(body, ScriptedReply(REPLY))
     assert world.sent == [body] and not outcome.store_errors
-    assert (outcome.reason, outcome.obstacle) == ("field", "tool_choice")
+    assert seen(outcome) == ("untouched", "off", "", "field")
+    assert outcome.obstacle == "tool_choice"
 
 
 async def test_a_continuation_is_not_looked_up(world: World) -> None:

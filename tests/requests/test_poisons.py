@@ -150,7 +150,7 @@ NEXT = (
     [
         ("proxy.dialects.chat.ChatDialect.parse", Mode.COMPACT),
         ("proxy.requests.handler.plan", Mode.COMPACT),
-        ("proxy.requests.handler.Rendered.of", Mode.COMPACT),
+        ("proxy.requests.rendering.Rendered.of", Mode.COMPACT),
         ("proxy.requests.observing.foreseen", Mode.OBSERVE),
         ("proxy.requests.handler.Versions.next", Mode.COMPACT),
         ("proxy.requests.handler.converse", Mode.COMPACT),

@@ -25,7 +25,7 @@ ALL = frozenset((USAGE, PLACE, ANY))
 
 def versions() -> Versions:
     nothing: Any = None
-    return Versions(nothing, Refusals(), CHAT, "acme-1", "acme-1")
+    return Versions(nothing, Refusals(), CHAT, nothing)
 
 
 def left(tries: Versions, carried: frozenset[Addition]) -> frozenset[Addition]:

@@ -49,8 +49,9 @@ from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
 from proxy.requests.cache import MessageCache
 from proxy.requests.exchange import RAW, Account, Exchange
+from proxy.requests.observing import foreseen
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned
-from proxy.requests.prepared import Prepared, foreseen
+from proxy.requests.prepared import Prepared
 from proxy.requests.rounds import Services
 from proxy.requests.versions import Refusal
 from proxy.server.process import Process

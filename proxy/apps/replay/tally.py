@@ -14,8 +14,8 @@ from proxy.plan.prices import DEARER, price_of
 from proxy.plan.turn import Reason, Unplannable
 from proxy.policy import Mode, Policy
 from proxy.requests.cache import MessageCache
+from proxy.requests.observing import foreseen
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, plan
-from proxy.requests.prepared import foreseen
 
 WORDS = 100
 """Sentences about a session that the report has at most."""

@@ -1,0 +1,189 @@
+"""What became of a chat request: its outcome, and our headers, which say what the outcome says.
+
+Most of the outcome is known once the request is planned and rendered. The reply adds what it cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from proxy.errors import Fault
+from proxy.plan.forecast import (
+    LEARNED,
+    UNSEEN,
+    cost,
+    cost_as_it_came,
+    event_at,
+    newly_moved,
+    unseen,
+)
+from proxy.plan.turn import Addition
+from proxy.policy import Mode
+from proxy.requests.exchange import Exchange
+from proxy.requests.planned import Planned
+from proxy.requests.prepared import Prepared
+from proxy.requests.summary_writer import Spent, SummaryJob
+from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
+from proxy.upstream.headers import Header
+
+
+def of_plan(prepared: Prepared, client: Exchange) -> Outcome:
+    """Return the outcome of a request as far as it is known when it is sent."""
+    request = prepared.request
+    planned = prepared.in_force
+    rendered = prepared.rendered
+    kind = Kind.OFFLOADED if rendered else Kind.UNTOUCHED
+    mode = planned.policy.offload.mode if planned else Mode.OFF
+    if prepared.foreseen:
+        kind = Kind.OBSERVED
+        mode = Mode.OBSERVE
+    outcome = replace(
+        client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
+        model=request.model if request else "",
+        stream=request.stream if request else False,
+        mode=mode.value,
+        reason=prepared.reason,
+        obstacle=prepared.obstacle,
+        compacted=prepared.compacted,
+        unfollowed=prepared.unfollowed,
+        compressed=prepared.compressed,
+        words=prepared.words,
+        reinserted=len(rendered.rounds) if rendered else 0,
+    )
+    if planned is None:
+        return outcome
+    return replace(
+        outcome,
+        messages=len(planned.history),
+        left_alone=planned.history.irregular,
+        tokens_before=planned.tokens_before,
+        tokens_after=prepared.tokens_after,
+        holdout=prepared.holdout,
+        events=len(planned.plan.events),
+    )
+
+
+def headers(prepared: Prepared, client: Exchange) -> Sequence[Header]:
+    """Return our headers for the client's reply."""
+    outcome = of_plan(prepared, client)
+    moved = outcome.compacted or outcome.compressed
+    why = " ".join(prepared.remarks) if moved else outcome.words
+    limit = prepared.limit
+    numbers = {
+        b"x-offload-tokens-before": outcome.tokens_before,
+        b"x-offload-tokens-after": outcome.tokens_after,
+        b"x-offload-compacted": outcome.compacted,
+        b"x-offload-compressed": outcome.compressed,
+    } | ({} if limit is None else {b"x-offload-max-tokens": limit})
+    shown = numbers if prepared.in_force else {}
+    return [
+        (b"x-offload-mode", outcome.mode.encode()),
+        *((name, b"%d" % number) for name, number in shown.items()),
+        *([(b"x-offload-reason", why.encode())] if why else []),
+    ]
+
+
+def of_chat(
+    prepared: Prepared,
+    client: Exchange,
+    store_errors: Mapping[str, int],
+    refused: Iterable[Addition] = (),
+) -> Outcome:
+    """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
+    planned = prepared.in_force
+    spent = prepared.spent
+    before, after, basis = _costs(prepared)
+    cause = _cause(planned) if planned else ""
+    return replace(
+        of_plan(prepared, client),
+        cost_before=before,
+        cost_after=after,
+        usage=basis,
+        rounds=prepared.rounds,
+        tool_uses=tuple(prepared.uses),
+        prompt_tokens=spent.prompt,
+        completion_tokens=spent.completion,
+        cached_tokens=spent.cached,
+        written_tokens=spent.written,
+        store_errors=store_errors,
+        refused=tuple(sorted(refused)),
+        moved=newly_moved(planned.history.items, planned.plan) if planned and cause else 0,
+        new_event=bool(cause),
+        cause=cause,
+    )
+
+
+def _cause(planned: Planned) -> str:
+    """Say in a word why something newly moved at this request; empty if nothing has."""
+    if planned.plan.empty:  # the most frequent case, for which no parts of the history are made
+        return ""
+    if planned.relearned:
+        return LEARNED
+    if event := event_at(planned.plan):
+        return event.cause.name.lower()
+    return UNSEEN if unseen(planned.history.items, planned.plan) else ""
+
+
+def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
+    """Return the cost of a request's input as it came and as it was sent, or would have been, and
+    what both rest on.
+
+    It is unknown if upstream did not say it of each round, as where the last one broke off: a part
+    would look cheap. The client's own bytes have costs only where they were looked at: observed, or
+    to be compared with a holdout.
+    """
+    planned = prepared.in_force
+    said = prepared.reported
+    turn = prepared.turn
+    rendered = prepared.rendered
+    if turn is not None and rendered is not None:
+        spent = turn.spent
+        planned = rendered.planned
+        if spent.said <= turn.rounds:
+            return 0, 0, Basis.UNKNOWN
+        offload = planned.policy.offload
+        head = planned.head
+        sent = prepared.tokens_after + sum(use.tokens for use in prepared.uses)
+        warm = spent.cached > 0 or event_at(planned.plan) is not None
+        came = cost_as_it_came(
+            planned.history.items, offload, head, spent.largest / sent, cached=warm
+        )
+        return (
+            came,
+            cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest),
+            Basis.BILLED,
+        )
+    basis = Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED
+    if prepared.foreseen is not None:
+        return prepared.foreseen.before, prepared.foreseen.after, basis
+    if said is None or planned is None:
+        return 0, 0, Basis.NONE
+    came = cost(planned.policy.offload, said.prompt, said.cached or 0)
+    return came, came, basis
+
+
+def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
+    """Return the outcome of making a snapshot, which is reported separately because its request may
+    have ended."""
+    return Outcome(
+        request_id=job.name,
+        tenant=job.tenant.name,
+        namespace=job.tenant.namespace,
+        kind=Kind.SUMMARY,
+        method="POST",
+        path="",
+        dialect=job.dialect,
+        model=job.model,
+        status=502 if fault else 200,
+        fault=Fault.SUMMARY if fault else Fault.NONE,
+        cost_after=cost(
+            job.offload, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens
+        ),
+        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
+        summary_prompt_tokens=spent.prompt_tokens,
+        summary_completion_tokens=spent.completion_tokens,
+        cached_tokens=spent.cached_tokens,
+        seconds=round(seconds, DECIMALS),
+    )
