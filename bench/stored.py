@@ -89,16 +89,17 @@ def model(request: Recorded) -> Any:
     return calls(("fetch", {"n": number}, f"c{number}"))
 
 
-def run() -> Iterator[Cost]:
+def run(most: int) -> Iterator[Cost]:
+    """The cost of each kind, of at most so many requests."""
     with TemporaryDirectory(prefix="offload-costs-") as folder, StrictUpstream() as up:
         up.respond(model)
         with redis_server(Path(folder)) as redis, Redis(port=redis.port) as counters:
             flags = [f"--store=redis://127.0.0.1:{redis.port}/0"]
             with spawned({"default": {"upstream": {"base_url": up.url}}}, flags=flags) as proxy:
-                yield from _kinds(proxy, counters)
+                yield from _kinds(proxy, counters, most)
 
 
-def _kinds(proxy: Proxy, counters: Any) -> Iterator[Cost]:
+def _kinds(proxy: Proxy, counters: Any, most: int) -> Iterator[Cost]:
     with httpx.Client(base_url=proxy.url, timeout=60, trust_env=False) as client:
 
         def chat(conversation: str, results: int) -> None:
@@ -111,31 +112,31 @@ def _kinds(proxy: Proxy, counters: Any) -> Iterator[Cost]:
         for _ in range(50):
             relay(0)
         chat("first", 1)  # loads the vocabulary
-        yield _cost("relayed", proxy, counters, relay, range(200))
+        yield _cost("relayed", proxy, counters, relay, range(200)[:most])
         yield _cost(
             "chat, nothing to do",
             proxy,
             counters,
             lambda n: chat(f"short {n // 6}", n % 6 + 1),
-            range(120),
+            range(120)[:most],
         )
         for conversation in ("long", "search"):
             for results in range(20):
                 chat(conversation, results)
-        yield _cost("offloaded", proxy, counters, lambda n: chat("long", n), range(20, 60))
+        yield _cost("offloaded", proxy, counters, lambda n: chat("long", n), range(20, 60)[:most])
         yield _cost(
             "offloaded, a round of our tools",
             proxy,
             counters,
             lambda n: chat("search", n),
-            range(20, 60),
+            range(20, 60)[:most],
         )
         yield _cost(
             "offloaded, never seen by this one",
             proxy,
             counters,
             lambda n: chat(f"new {n}", 40),
-            range(30),
+            range(30)[:most],
         )
 
 
@@ -165,6 +166,6 @@ def _now(proxy: Proxy, counters: Any) -> tuple[float, float, float, float]:
     return cpu, commands, info["total_net_output_bytes"], info["total_net_input_bytes"]
 
 
-def main(_: argparse.Namespace) -> None:
-    for cost in run():
+def main(options: argparse.Namespace) -> None:
+    for cost in run(5 if options.smoke else 1_000):
         print(cost.line())
