@@ -105,17 +105,15 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
     rendered = prepared.rendered
     moves = {}
-    gone = set[int]()
-    start = 0
+    boundary = None
     if rendered:
         moves = rendered.plan.moves
-        shown = rendered.shown
-        gone = set(render.replaced(planned.transcript, shown.boundary)) if shown else gone
-        start = shown.boundary.end if shown else 0
+        boundary = rendered.shown.boundary if rendered.shown else None
     elif prepared.foreseen:
         moves = planned.plan.moves
-        for boundary in planned.plan.boundaries[-1:]:
-            gone = {index for index in range(boundary.end) if index not in boundary.pins}
+        boundary = next(reversed(planned.plan.boundaries), None)
+    gone = set(render.replaced(planned.transcript, boundary)) if boundary else set()
+    start = boundary.end if boundary else 0
     found = list[Fate]()
     past = planned.history
     for index, (item, message) in enumerate(zip(past.items, past.messages, strict=True)):

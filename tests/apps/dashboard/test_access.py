@@ -263,7 +263,12 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
     )
     assert not cookie["secure"]
     assert ADMIN not in str(done.headers)
-    assert seen(proxy, headers=STRANGER, cookies={"offload_session": cookie.value}) == ALL
+    with_it = {"headers": STRANGER, "cookies": {"offload_session": cookie.value}}
+    assert seen(proxy, **with_it) == ALL
+    assert [dashboard(proxy, "me", **given)["logged_in"] for given in ({}, with_it)] == [
+        False,
+        True,
+    ]
 
     safe = login(proxy, {"origin": "https://localhost"}, token=ADMIN)
     assert SimpleCookie(safe.headers["set-cookie"])["offload_session"]["secure"]

@@ -43,11 +43,13 @@ def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) ->
         "default": tight(upstream.url),
         "paying": tight(upstream.url, api_keys=[{"env": "PAYING"}], offload={}),
         "whole": tight(upstream.url, api_keys=[{"env": "WHOLE"}], offload=WHOLE),
+        "watched": tight(
+            upstream.url, api_keys=[{"env": "WATCHED"}], offload={**WHOLE, "mode": "observe"}
+        ),
     }
     path = tmp_path_factory.mktemp("dashboard") / "rows.db"
-    with served(
-        policies, dashboard=path, environment={"WHOLE": "whole", "PAYING": "paying"}
-    ) as running:
+    keys = {name.upper(): name for name in policies if name != "default"}
+    with served(policies, dashboard=path, environment=keys) as running:
         yield running
 
 
@@ -130,6 +132,13 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
 
     wait_until(summaries)
     assert {row["dialect"] for row in summaries()} == {api}
+
+
+def test_what_would_be_summarised_shows(proxy: Proxy, model: Model) -> None:
+    play(proxy, model, "chat", 8, task="Watch it.", key="watched", model="watched")
+    last = requests_of(proxy, "watched", 8)[-1]
+    gone = [one for one in last["detail"]["messages"] if one["rule"] == "summarised"]
+    assert len(gone) == last["compressed"] > 0
 
 
 def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
