@@ -51,22 +51,23 @@ class Cost:
         )
 
 
+def named(number: int, conversation: str) -> str:
+    """The id of a call. No two conversations share one, as with real upstreams."""
+    return f"c{number}_{conversation.replace(' ', '-')}"
+
+
 def messages(conversation: str, results: int) -> list[Json]:
     """A question followed by so many calls and their results."""
     made: list[Json] = [{"role": "user", "content": f"Look into {conversation}."}]
     for number in range(results):
-        call = {"name": "fetch", "arguments": json.dumps({"n": number})}
-        made.append(
-            {
-                "role": "assistant",
-                "tool_calls": [{"id": f"c{number}", "type": "function", "function": call}],
-            }
-        )
+        function = {"name": "fetch", "arguments": json.dumps({"n": number})}
+        call = {"id": named(number, conversation), "type": "function", "function": function}
+        made.append({"role": "assistant", "tool_calls": [call]})
         lines = (
             f"{conversation} result {number} line {line}: {line * 7919 % 104729}\n"
             for line in range(180)
         )
-        made.append({"role": "tool", "tool_call_id": f"c{number}", "content": "".join(lines)})
+        made.append({"role": "tool", "tool_call_id": call["id"], "content": "".join(lines)})
     return made
 
 
@@ -81,12 +82,13 @@ def model(request: Recorded) -> Any:
     if "search" in first and "grep" in request.tool_names and not searched:
         return calls(("grep", {"pattern": "line 7:"}, f"ours{len(request.messages)}"))
     fetched = [
-        int(one["tool_call_id"][1:])
+        int(one["tool_call_id"][1:].partition("_")[0])
         for one in request.messages
         if str(one.get("tool_call_id")).startswith("c")
     ]
     number = max(fetched, default=-1) + 1
-    return calls(("fetch", {"n": number}, f"c{number}"))
+    conversation = first.removeprefix("Look into ").removesuffix(".")
+    return calls(("fetch", {"n": number}, named(number, conversation)))
 
 
 def run(most: int) -> Iterator[Cost]:
