@@ -226,7 +226,7 @@ def main() -> None:
             copied(folder)
             folders.put(folder)
         if not passes(tests, folder, chose.limit):
-            sys.exit(f"{' '.join(tests)} fail without any mutant")
+            sys.exit(f"{' '.join(tests)} fail without any mutant, or take longer than --limit")
 
         def lives(mutant: Mutant) -> bool:
             folder = folders.get()
