@@ -88,7 +88,7 @@ def columns(text: str) -> list[list[str]]:
         (["check", "--help"], "[$OFFLOAD_POLICIES, else policies,"),
         (["store", "--help"], "offload-proxy store gc --dry-run"),
         (["store", "gc", "--help"], "--older-than AGE"),
-        (["demo", "--help"], "agent"),
+        (["demo", "--help"], "\nWatch an agent"),
         (["--version"], f"offload-proxy {__version__}"),
     ],
 )
@@ -236,6 +236,14 @@ def test_a_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     assert main([command]) == 2
     assert capsys.readouterr().err.endswith(f": pip install '.[{command}]'\n")
+
+
+def test_ctrl_c_ends_a_command_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proxy.cli.check.check", interrupted)
+    assert main(["check"]) == 128 + signal.SIGINT
 
 
 def test_a_reader_that_leaves_is_no_error_of_ours() -> None:

@@ -120,6 +120,7 @@ async def test_a_request_gives_its_bytes_and_its_place_back_once() -> None:
         with pytest.raises(Overloaded, match="100 bytes"):
             last.hold(1)
         last.let_go()
+    assert not bounds._of and not bounds._places, "nothing is left of callers that are gone"
 
 
 def test_a_caller_that_upstream_knows_has_more_room() -> None:
