@@ -158,18 +158,11 @@ class Versions:
         """Return the planned request in its next version, to be rendered."""
         if self._begins:
             self._begins = False
-            self.without = self._remembered(prepared)
+            planned = prepared.planned
+            self.without = frozenset()
+            if planned is not None and planned.may_change:
+                self.without = self._memory.refused(self._caller.owner, planned)
         return prepared.unrendered(without=self.without)
-
-    def _remembered(self, prepared: Prepared) -> frozenset[Addition]:
-        planned = prepared.planned
-        if planned is None or not planned.may_change:
-            return frozenset()
-        possible = [Addition.ANY, Addition.THINKING]
-        possible += [Addition.USAGE] if planned.request.stream else []
-        possible += [Addition.PLACE] if planned.plan.boundaries else []
-        possible += [Addition.LOOSE] if planned.among_strict else []
-        return self._memory.refused(self._caller.owner, planned, possible)
 
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
@@ -300,15 +293,13 @@ class Refusals:
         self._clock = clock
         self._all: PerNamespace[_Key, _Refused] = PerNamespace()
 
-    def refused(
-        self, namespace: str, planned: Planned, additions: Iterable[Addition]
-    ) -> frozenset[Addition]:
-        """Return those of these additions that are to be left out. Once that has lasted long
-        enough, the next requests try again."""
+    def refused(self, namespace: str, planned: Planned) -> frozenset[Addition]:
+        """Return the additions that are to be left out. Once that has lasted long enough, the next
+        requests try again."""
         known = self._all.of(namespace)
         if not len(known):
             return frozenset()
-        found = {one: known.get(_key(planned, one)) or _Refused() for one in additions}
+        found = {one: known.get(_key(planned, one)) or _Refused() for one in Addition}
         now = self._clock()
         return frozenset(
             one for one, seen in found.items() if seen.times >= ENOUGH and now < seen.until

@@ -133,7 +133,6 @@ def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_wo
 # -- what is remembered ----------------------------------------------------------------------------
 
 ME, OTHER = "acme-1", "acme-2"
-EVERY = list(Addition)
 
 
 class Time:
@@ -153,7 +152,7 @@ async def test_two_refusals_are_believed_for_ten_minutes_unless_the_addition_is_
     known = Refusals(time)
 
     def believed() -> bool:
-        return PLACE in known.refused(ME, asked, EVERY)
+        return PLACE in known.refused(ME, asked)
 
     known.note(ME, asked, [PLACE], [])
     assert not believed()
@@ -175,16 +174,13 @@ async def test_nothing_else_is_left_out() -> None:
     known, asked = Refusals(), await one()
     for _ in range(2):
         known.note(ME, asked, [PLACE], [])
-    assert known.refused(ME, asked, EVERY) == {PLACE}
-    assert known.refused(ME, asked, [USAGE]) == frozenset()
-    assert not known.refused(OTHER, asked, EVERY)
-    assert not known.refused(ME, await one(model="n"), EVERY)
-    assert not known.refused(ME, await one(response_format={"type": "json_object"}), EVERY)
+    assert known.refused(ME, asked) == {PLACE}
+    assert not known.refused(OTHER, asked)
+    assert not known.refused(ME, await one(model="n"))
+    assert not known.refused(ME, await one(response_format={"type": "json_object"}))
     elsewhere = replace(asked.policy.upstream, base_url="http://o/v1")
-    assert not known.refused(
-        ME, replace(asked, policy=replace(asked.policy, upstream=elsewhere)), EVERY
-    )
-    assert known.refused(ME, await one(MOVING), EVERY) == {PLACE}, "another conversation"
+    assert not known.refused(ME, replace(asked, policy=replace(asked.policy, upstream=elsewhere)))
+    assert known.refused(ME, await one(MOVING)) == {PLACE}, "another conversation"
 
 
 async def test_a_refusal_that_names_no_addition_is_about_its_conversation() -> None:
@@ -192,9 +188,9 @@ async def test_a_refusal_that_names_no_addition_is_about_its_conversation() -> N
     for _ in range(2):
         known.note(ME, asked, [ANY], [])
     longer = [*MOVING, {"role": "assistant", "content": "So."}, {"role": "user", "content": "And?"}]
-    assert known.refused(ME, await one(longer), EVERY) == {ANY}
+    assert known.refused(ME, await one(longer)) == {ANY}
     other = json.loads(json.dumps(MOVING).replace("rules", "others"))
-    assert not known.refused(ME, await one(other), EVERY)
+    assert not known.refused(ME, await one(other))
 
 
 async def test_no_namespace_pushes_out_what_another_has_learned() -> None:
@@ -207,8 +203,8 @@ async def test_no_namespace_pushes_out_what_another_has_learned() -> None:
             known.note("mallory", another, [PLACE], [])
         if not number:
             first = another
-    assert known.refused(ME, asked, EVERY) == {PLACE}
-    assert not known.refused("mallory", first, EVERY)
+    assert known.refused(ME, asked) == {PLACE}
+    assert not known.refused("mallory", first)
 
 
 async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +213,6 @@ async def test_who_has_learned_nothing_takes_no_place(monkeypatch: pytest.Monkey
     for _ in range(2):
         known.note(ME, asked, [PLACE], [])
     for number in range(20):
-        assert not known.refused(f"made-up-{number}", asked, EVERY)
+        assert not known.refused(f"made-up-{number}", asked)
         known.note(f"made-up-{number}", asked, [], [PLACE])
-    assert known.refused(ME, asked, EVERY) == {PLACE}
+    assert known.refused(ME, asked) == {PLACE}
