@@ -216,7 +216,7 @@ async def fill(proxy: Proxy, levels: Sequence[int]) -> None:
     pid = proxy.process.pid
     numbers = iter(range(levels[-1]))
     async with httpx.AsyncClient(
-        base_url=proxy.root, timeout=60, trust_env=False, headers=KEY, verify=PLAIN
+        base_url=proxy.root, timeout=300, trust_env=False, headers=KEY, verify=PLAIN
     ) as client:
 
         async def some(count: int) -> None:
