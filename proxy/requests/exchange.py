@@ -141,11 +141,12 @@ class Exchange:
 
     def enter(self, below: bytes) -> bool:
         """Take this off the beginning of the path. Returns whether it stood there."""
-        entered = self.path.startswith(below + b"/")
+        entered = self.path.startswith(below + b"/") or self.path == below
         if entered:
             self.below = below
-            self.path = self.path.removeprefix(below)
-            self.target = self.target.removeprefix(below)
+            query = self.target.removeprefix(self.path)
+            self.path = self.path.removeprefix(below) or b"/"
+            self.target = self.path + query
         return entered
 
     def unheard(self) -> Exchange:

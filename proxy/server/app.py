@@ -110,7 +110,8 @@ class App:
             )
 
     async def _routed(self, client: Exchange) -> None:
-        if self._below and not client.path.startswith(_RESERVED) and not client.enter(self._below):
+        if self._below and not client.enter(self._below) and not self._open_to_all(client.path):
+            client.path = client.path.replace(self._below, b"/*")  # it is shown in the log
             await client.fail(Forbidden(STRANGER))
             self.process.record(client.completed(client.outcome(Kind.REFUSED), Fault.CLIENT))
             return
@@ -138,6 +139,10 @@ class App:
         headers = client.headers
         with traces.request(method, shown, headers, known=known) if traces else nullcontext():
             await self._admit(client, dialect, door)
+
+    def _open_to_all(self, path: bytes) -> bool:
+        """Whether a path is that of the dashboard's pages, which ask for a login themselves."""
+        return path.startswith(_RESERVED) and self._door(path) is None
 
     def _door(self, path: bytes) -> Door | None:
         return next((door for part in self.process.parts if (door := part.door(path))), None)

@@ -73,7 +73,15 @@ def login() -> str:
 def stranger() -> str:
     """Return how a program is answered that has found the proxy's port, and nothing else."""
     paths = ("/v1/chat/completions", "/v1/models", "/health", "/metrics", "/", "/wrong/v1/models")
-    return f"{[post(root() + path, {}) for path in paths]}"
+    doors = ("/grep", "/read_file", "/_offload/mcp")
+    return f"{[post(root() + path, {}) for path in (*paths, *doors)]}"
+
+
+def address() -> str:
+    """Return the whole address, asked as it is, and as one that is not quite it."""
+    whole = os.environ["ANTHROPIC_BASE_URL"]
+    slip = whole.replace(root(), f"{root()}/")
+    return f"{whole} {post(whole, {})} {post(slip, {})}"
 
 
 def models() -> int:
@@ -86,7 +94,13 @@ def root() -> str:
     return os.environ["ANTHROPIC_BASE_URL"].rpartition("/")[0]
 
 
-ASKS = {"messages": messages, "login": login, "stranger": stranger, "models": models}
+ASKS = {
+    "messages": messages,
+    "login": login,
+    "stranger": stranger,
+    "models": models,
+    "address": address,
+}
 """What is asked, and printed, for a word."""
 
 

@@ -201,10 +201,23 @@ def test_runs_in_front_of_other_upstreams_have_other_sums_and_no_link_is_named_t
 def test_who_finds_the_port_is_refused(tmp_path: Path, upstream: StrictUpstream) -> None:
     done = ran("stranger", "chat", home=tmp_path, upstream=upstream.url)
     *refusals, answers, chat = done.stdout.splitlines()
-    assert answers == f"stranger {[403] * 6}" and chat == "chat 200"
+    assert answers == f"stranger {[403] * 9}" and chat == "chat 200"
     said = "This proxy serves only the command that started it"
-    assert len(refusals) == 6 and all(said in one for one in refusals)
+    assert len(refusals) == 9 and all(said in one for one in refusals)
     assert len([one for one in upstream.requests if one.method == "POST"]) == 1
+
+
+def test_the_address_is_served_as_it_is_and_no_log_has_it(
+    tmp_path: Path, upstream: StrictUpstream
+) -> None:
+    done = ran("address", home=tmp_path, upstream=upstream.url)
+    _, address, whole, slip = done.stdout.splitlines()[-1].split()
+    assert (whole, slip) == ("200", "403")
+    assert [one.target for one in upstream.requests if one.method == "POST"] == ["/"]
+    secret = address.rpartition("/")[2].encode()
+    kept = [path for path in (tmp_path / OURS).rglob("*") if path.is_file()]
+    assert any(path.name == "run.log" and b'"path":"//*"' in path.read_bytes() for path in kept)
+    assert not [path for path in kept if secret in path.read_bytes()]
 
 
 def test_an_agent_follows_redirects_through_the_proxy(
