@@ -133,7 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     state: Path | None = None
     """Our folder in the user's state directory; None if the user has none."""
     below: str = ""
-    """A path, such as `/secret`, below which alone callers are served; empty: all are."""
+    """A path, such as `/secret`. Callers are served only below it; empty: everywhere."""
     built_in: Mapping[str, str] = msgspec.field(default_factory=lambda: {"default": "{}"})
     """The policies where there is no directory of them, as YAML, by the names that their files
     would have."""

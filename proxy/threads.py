@@ -87,7 +87,9 @@ class Slot:
     """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
 
     def __init__(self, caller: str, later: bool) -> None:
-        self.caller, self.tenant, self.later = caller, tenant_of(caller), later
+        self.caller = caller
+        self.tenant = tenant_of(caller)
+        self.later = later
         self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 

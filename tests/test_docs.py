@@ -131,6 +131,15 @@ def test_modules_run_in_the_docs_exist(name: str) -> None:
 
 
 @each_page
+def test_parts_of_benchmarks_in_the_docs_exist(name: str) -> None:
+    named = re.findall(r"`python -m bench\.(savings|bounds) ([a-z ]+)[`-]", PAGES[name])
+    for program, parts in named:
+        about = (ROOT / f"bench/{program}.py").read_text(encoding="utf-8")
+        for part in parts.split():
+            assert f"\n- *{part}*: " in about, (program, part)
+
+
+@each_page
 def test_commands_in_the_docs_are_accepted(name: str) -> None:
     """The blocks that are meant to be typed: our own command parses each of them."""
     for line in re.findall(r"^    offload-proxy (.*)$", PAGES[name], re.MULTILINE):

@@ -125,7 +125,7 @@ def more(summary: str, *children: str) -> Html:
 
 
 def pair(came: float, sent: float, most: float) -> Html:
-    """Return what came and what was sent as a pair of bars. `most` is as wide as there is room."""
+    """Return what came and what was sent as a pair of bars. A bar of `most` takes the whole width."""
 
     def bar(kind: str, y: int, value: float) -> Html:
         width = max(100 * value / most, 1) if most and value else 0

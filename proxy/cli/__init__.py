@@ -362,7 +362,7 @@ standard input. Nothing is sent or stored, and credentials are not looked at.
 
 With --verify, captured requests go to the policy's upstream, with its key or
 yours (OPENAI_API_KEY, ANTHROPIC_API_KEY): twice as they were sent, and once as
-planned. It says before what that costs at most.
+planned. Before anything is sent, it says what that costs at most.
 """,
     "recall": """\
 The key with which the conversations were held is in OFFLOAD_API_KEY, or on standard input. Without a key, it shows what

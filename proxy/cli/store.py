@@ -198,7 +198,10 @@ def _dashboards(settings: Settings) -> list[Path]:
         return sorted(settings.state.glob(ROWS)) if settings.state else []
     if settings.dashboard is None or settings.dashboard.is_file():
         return [settings.dashboard] if settings.dashboard else []
-    raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
+    raise UserMistake(
+        f"--dashboard {settings.dashboard}: there is no such file. Name that of `serve --dashboard`; "
+        "without this flag, those of your own proxies are used"
+    )
 
 
 def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:

@@ -1,12 +1,12 @@
-"""Beginnings of histories. A body that repeats one that came before is compared with it, and only
-the rest is parsed.
+"""Beginnings of histories. A body that begins like an earlier one is compared with it, and only the
+rest is parsed.
 
     body ──compare──> what is known of its beginning ──┐
       └─────the rest, behind one entry that stands in──┴──> the request, as if all had been parsed
 
 A beginning ends with an entry: with the last one, or before the cache breakpoints that clients move
 along with the end of their history. All that is kept with it is a pure function of its bytes. Where
-anything is unusual, there is none, and the body is parsed whole.
+anything is unusual, no beginning is kept, and the body is parsed whole.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ STAND_IN = b'{"role":"user","content":"in the place of what is known"}'
 """Stands for the known messages."""
 _BETWEEN = b" \t\r\n,"
 _MASK = b"\x7f"
-"""What `rawjson` masks backslashes with, for which it looks at a body as a whole."""
+"""The byte with which `rawjson` masks backslashes. A body that has it must be read as a whole."""
 
 
 def parsed(dialect: Dialect, body: bytes, known: Beginning | None = None) -> Request:
-    """Parse a body that begins like `known` at `place_in` it. Raises Unplannable."""
+    """Parse a body. Its messages, from `place_in` it on, begin with those of `known`. Raises
+    Unplannable."""
     request = _continued(dialect, body, known) if known else None
     return request or dialect.parse(body)
 

@@ -234,8 +234,8 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 class Sought(msgspec.Struct, frozen=True):
-    """The hidden rounds of a history's replies before `upto`, as they are put back. All of these
-    have records, or had none when the store had been asked."""
+    """The hidden rounds of a history's replies before `upto`, as they are put back. For the other
+    replies before that, the store had no record when it was asked."""
 
     namespace: str
     upto: int = 0
@@ -248,7 +248,7 @@ class Sought(msgspec.Struct, frozen=True):
     """How many records the process had put before it looked."""
 
     def ending(self, upto: int, rounds: Mapping[int, Hidden]) -> Sought:
-        """Return it with those of these rounds that are before this index."""
+        """Return the same up to this index, with those of these rounds that are before it."""
         rounds = {at: hidden for at, hidden in rounds.items() if at < upto}
         used = {content: at for content, at in self.used.items() if at < upto}
         return msgspec.structs.replace(self, upto=upto, rounds=rounds, used=used)
@@ -259,8 +259,8 @@ class Sought(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The messages of a history, measured and folded. It never changes, but for what was `sought`;
-    `extended` makes a longer one."""
+    """The messages of a history, measured and folded. Only `stem` and `sought` ever change;
+    `extended` makes a longer history."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -281,9 +281,9 @@ class History:
         self._naming = Naming()
         self._held = 0  # bytes of the messages
         self.stem: History | None = None
-        """The beginning of it that is kept for later requests, unless it is kept itself."""
+        """The shorter history that is kept for later requests; None if this one is kept."""
         self.sought: Sought | None = None
-        """What its caller's records had of it, the last time."""
+        """What its caller's records had of its replies when they were last asked."""
 
     def __len__(self) -> int:
         """The number of messages."""

@@ -132,7 +132,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def replaced(self) -> dict[bool, bytes]:
-        """The entry as it was sent so far once it moved, by whether the model had not seen it."""
+        """What stands for the entry once it has moved, as far as it was made: with a first preview
+        (True) or without."""
         return {}
 
     @property

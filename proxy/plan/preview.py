@@ -229,8 +229,8 @@ def unescaped(text: str) -> str:
 
 
 def has_place(body: bytes, store_dir: str) -> bool:
-    """Whether JSON has the last part of this directory's name, also in Markdown. Without it, what
-    looks like the name of a moved text is none."""
+    """Whether JSON has the last part of this directory's name, also in Markdown. Without
+    it, nothing in the JSON is the name of a moved text."""
     place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
     if place in body or b"\\_" not in body:
         return place in body

@@ -50,7 +50,8 @@ class PriceList(msgspec.Struct, frozen=True):
 
 
 DEARER = 1.01
-"""How many times the cost as it came a request or a session has to cost to count as dearer."""
+"""A request or a session counts as dearer if it costs more than this many times what it would have
+cost as it came."""
 _LONG = 272_000
 
 PRICE_LISTS = (

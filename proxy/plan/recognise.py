@@ -82,7 +82,8 @@ class Hidden(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def shrunk(self) -> dict[Hashable, Hidden]:
-        """It as it was sent so far once its answers had been used, by what that depends on."""
+        """What is put back once the answers have been used, as far as it was made: by the dialect,
+        the least tokens and the names that it was made with."""
         return {}
 
     def size(self) -> int:

@@ -32,8 +32,8 @@ from proxy.requests.references import NATIVE
 from proxy.upstream.headers import Header
 
 WRITING = 30.0
-"""Seconds that a reply to a request for compaction waits for the store. Without its records it is
-none."""
+"""Seconds that a reply to a request for compaction waits for the store. Without the records behind it,
+the proxy does not send it."""
 
 
 class Compacted(NamedTuple):

@@ -99,8 +99,8 @@ class _Conversation:
         numbers."""
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        # the signs of life so far, and when the newest one was written
-        self._signs, self._lived = 0, self._clock()
+        self._signs = 0  # of life so far
+        self._lived = self._clock()  # when the newest one was written
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
         self._showing = False  # whether the newest answers have an image or a file

@@ -200,8 +200,8 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def asked_again(self) -> bool:
-        """Whether this request is of the share of those with moved results that are asked again, to
-        compare what follows. The same request always is, or never. Upstream must take it whole."""
+        """Whether this request is of the share of those that the plan changes that are asked again,
+        to compare what follows. Of the same request the answer is always the same."""
         share = self.policy.offload.verify
         drawn = share and int.from_bytes(hashlib.sha256(b"verify" + self.chain[-1]).digest()[:8])
         return drawn < share * 2**64 and not self.unrepeatable

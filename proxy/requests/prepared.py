@@ -88,13 +88,12 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         said = self.reported
         if self.turn is not None or said is None:
             return self.turn.spent if self.turn else Usage()
-        cached, told = said.cached or 0, said.cached is not None
         return Usage(
             said.prompt,
             said.completion,
-            cached,
+            said.cached or 0,
             said.written or 0,
-            cache_told=told,
+            cache_told=said.cached is not None,
             largest=said.prompt,
         )
 
@@ -197,7 +196,8 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         left = [
             place for place in places if place in sent and sent[place].tokens < whole[place].tokens
         ]
-        before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
+        before = sum(whole[place].tokens for place in left)
+        after = sum(sent[place].tokens for place in left)
         return Answers(len(left), before, after) if left else None
 
     @property

@@ -131,7 +131,7 @@ class Memory:
             self._records.discard(key)
 
     def changed(self, key: str) -> None:
-        """Note that a record is there, or another one, or none any more."""
+        """Note that a record was written, replaced or deleted."""
         self.changes += 1
         self._changed.append(key)
 
@@ -382,7 +382,8 @@ class Visit:
         return self._memory.changes
 
     def changed_since(self, at: int) -> Collection[str] | None:
-        """Return their keys since there were so many; None if these are not remembered."""
+        """Return the keys of the records that were put since there were so many `changes`; None if
+        they were too many to remember."""
         return self._memory.changed_since(at)
 
     def anew(self) -> Visit:

@@ -70,7 +70,7 @@ SECONDS = 900.0
 IN_A_ROW = 5
 """So many requests that fail one after the other end it: the next ones would, too."""
 
-NOT_WHOLE = "a session's file has not all that was sent: only captures and requests have"
+NOT_WHOLE = "a session's file lacks some of what was sent: give captures, or files of requests"
 NAMESPACE = "replay"
 
 _PATHS = {
@@ -378,7 +378,7 @@ def before(proof: Proof, draw: Draw, drawn: Sequence[Drawn]) -> str:
 
 
 def lines(proof: Proof, draw: Draw) -> list[str]:
-    """Return what came of it, in plain words, a line each."""
+    """Return the results in plain words, a line each."""
     shown = figures(proof.asked, proof.sums, [*proof.sessions.values()])
     found = [f"{one.title}: {one.value}, {'; '.join(one.lines)}" for one in shown]
     if short := missing(proof.asked):
@@ -438,7 +438,7 @@ _READING = (
 
 
 def found(proof: Proof, draw: Draw) -> dict[str, object]:
-    """Return what came of it by name."""
+    """Return the results by name."""
     return {
         "asked": proof.asked,
         "figures": [

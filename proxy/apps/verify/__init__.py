@@ -105,12 +105,12 @@ class Verify(Part):
 
         async def ask_twice() -> None:
             try:
-                compared = await self._compared(outcome, prepared, planned, client, purse)
+                made = await self._compared(outcome, prepared, planned, client, purse)
             finally:
                 self._spending.add(tenant, purse.spent)
-            if compared.fault:
+            if made.fault:
                 self._rests[tenant] = self._clock() + REST
-            services.sink(compared)
+            services.sink(made)
 
         # one at a time
         held = 3 * planned.request.size + len(prepared.reply)
