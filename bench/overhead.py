@@ -207,7 +207,7 @@ async def growth(system: System, turns: int) -> float:
 
 
 def table(bench: Bench, grown: float) -> str:
-    """The rows of issue 50."""
+    """Return the rows of ratios."""
     sizes = "100 KB, 1 MB, 3 MB"
     rows = {
         f"share of the bare relay's CPU, a known conversation, one new turn: {sizes}": [

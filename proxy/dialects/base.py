@@ -506,7 +506,8 @@ class Dialect(ABC):
             )
             pointer = self.replace(entry, {None: LEFT_OUT.format(name, call.arguments)})
             if len(pointer) < len(entry):
-                entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
+                entries[place] = pointer
+                sizes[place] = len(pointer) // POINTER_BYTES
         first = len(hidden.before)
         before = tuple(entries[:first])
         after = tuple(entries[first:])

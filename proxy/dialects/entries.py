@@ -221,10 +221,8 @@ class Contents:
     def sections(self, index: int, message: Message, tool: str) -> list[Section]:
         """Return it in readable form, titled by the entry's `index` and by the `tool` whose result
         it is."""
-        role, title = (
-            message.role,
-            f"{index + 1} {message.role.name.lower()} {_one_line(self.name)}".rstrip(),
-        )
+        role = message.role
+        title = f"{index + 1} {role.name.lower()} {_one_line(self.name)}".rstrip()
         if role is Role.TOOL:
             title = (
                 f"{title} {_one_line(message.answers)} {_one_line(tool)}{' failed' * self.failed}"

@@ -102,7 +102,8 @@ def forecast(
         added = inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not part.empty)
         return part, tools if added else 0
 
-    (now, ours), (earlier, had) = shown(plan.waited), shown(plan.waited - 1)
+    now, ours = shown(plan.waited)
+    earlier, had = shown(plan.waited - 1)
     sent = _segments(items, now, offload)
     tokens = sum(size for _, size, _ in sent)
     came = head + sum(item.tokens for item in items)

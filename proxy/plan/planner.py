@@ -131,7 +131,8 @@ class Fold:
     def _decided(self) -> Plan:
         """The plan, and how far the next event is, by what `_at_ceiling` or `_fit` would demand of
         it."""
-        messages, live = self.messages, self.messages.leading_tokens + self.messages.total
+        messages = self.messages
+        live = messages.leading_tokens + messages.total
         full = not self._holds(messages.total)
         summarises = self._may_summarise if full else self._wants_summary()
         results = list(messages.results(len(messages.items)))
@@ -283,7 +284,9 @@ class Fold:
     def _event(self, moved: Collection[int], cause: Cause, *, boundary: bool = False) -> None:
         """Rewrite the context here: `moved` become references and, with `boundary`, old history
         becomes a snapshot."""
-        messages, total, ordinal = self.messages, self.messages.total, len(self._events) + 1
+        messages = self.messages
+        total = messages.total
+        ordinal = len(self._events) + 1
         messages.shrink(moved)
         for index in moved:
             at_first_sight = index in self._moves and self._moves[index].first_preview

@@ -383,10 +383,10 @@ def fitting(lines: Iterable[str], room: int, count: Callable[[str], int]) -> lis
 # -- exact details ---------------------------------------------------------------------------------
 
 READ_CHARS = 4 << 20  # characters of the newest texts that count
-# characters of a line that may as a whole be an error, and of a detail
-ERROR_CHARS, DETAIL_CHARS = 400, 160
-# the most words, and characters, before a detail that are shown with it
-CONTEXT_WORDS, CONTEXT_CHARS = 3, 48
+ERROR_CHARS = 400  # characters of a line that may as a whole be an error
+DETAIL_CHARS = 160
+CONTEXT_WORDS = 3  # the most words before a detail that are shown with it
+CONTEXT_CHARS = 48  # the most characters of these
 PER_TEXT = 12
 TRIED = 200
 """The most new details that one text adds, so that a log does not push out all others, and the most

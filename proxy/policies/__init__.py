@@ -162,10 +162,8 @@ def _with(policy: Policy, value: Mapping[str, Any], model: str = "") -> Policy:
     they say nothing."""
     upstream = _convert(value.get("upstream", {}), Upstream)
     offload = value.get("offload", {})
-    known, (chosen, tools) = (
-        price_of(upstream.base_url),
-        PROFILES[offload.get("profile", Profile.BALANCED)],
-    )
+    known = price_of(upstream.base_url)
+    chosen, tools = PROFILES[offload.get("profile", Profile.BALANCED)]
     prices = {"cached_read": known.cached_read, "cache_write": known.cache_write}
     return replace(
         policy,
@@ -316,7 +314,9 @@ def _pairs(part: Policy) -> list[tuple[str, str, bool, str]]:
     With another one, or the key once more, it is also said of a rule or an API that only inherits
     the key.
     """
-    offload, mode, window = part.offload, part.offload.mode, part.upstream.context_window or 0
+    offload = part.offload
+    mode = offload.mode
+    window = part.upstream.context_window or 0
     ceiling = Room(window or None).ceiling(offload.max_total_tokens)
     upstream = "upstream.context_window"
     most = "offload.max_total_tokens"

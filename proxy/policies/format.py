@@ -369,7 +369,8 @@ def explained(message: str) -> tuple[Path, str]:
         return path, f"expected the key `{missing[1]}`"
 
     # the schema of the key, merged with that of its enumeration
-    types, about = definitions(), dict[str, Any]()
+    types = definitions()
+    about = dict[str, Any]()
     *sections, key = ["", *(part for part in path if isinstance(part, str))]
     if sections and sections[-1] in SECTIONS:
         about = types[SECTIONS[sections[-1]]]["properties"].get(key, {})

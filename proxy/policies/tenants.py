@@ -228,7 +228,8 @@ def _climbs(path: bytes) -> bool:
     if b"." not in path and b"%" not in path:
         return False
     for _ in range(_DECODINGS):
-        path, encoded = unquote_to_bytes(path), path
+        encoded = path
+        path = unquote_to_bytes(encoded)
         if path == encoded:
             segments = re.split(rb"[/\\]", path)
             return any(segment.partition(b";")[0] in (b".", b"..") for segment in segments)

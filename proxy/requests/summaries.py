@@ -348,7 +348,8 @@ def summary_on_prefix(
     The prefix is the conversation up to the boundary, byte for byte as it was sent before the
     boundary's event, and the task follows it.
     """
-    planned, before = rendered.planned, rendered.planned.plan.before(boundary.event)
+    planned = rendered.planned
+    before = planned.plan.before(boundary.event)
     dialect = planned.dialect
     transcript = planned.transcript
     shown = rendered.shown

@@ -57,8 +57,8 @@ store."""
 class Objects:
     """Records as objects."""
 
-    # obstore raises foreign classes for a reply that it cannot read
-    name, errors = "the object store", Exception
+    name = "the object store"
+    errors = Exception  # obstore raises foreign classes for a reply that it cannot read
     threads = 32
     batch = 1
 

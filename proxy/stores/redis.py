@@ -53,8 +53,10 @@ GONE = -2
 class RedisEngine:
     """Records as Redis strings. A key with a value of another type counts as absent, and stays."""
 
-    # its parser can raise any class for a damaged reply
-    name, errors, threads, batch = "Redis", Exception, 32, PAGE
+    name = "Redis"
+    errors = Exception  # its parser can raise any class for a damaged reply
+    threads = 32
+    batch = PAGE
 
     def __init__(self, client: Redis, retention: Retention, prefix: str) -> None:
         # its types include decoded replies, which this class never requests

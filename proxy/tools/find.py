@@ -18,7 +18,8 @@ from urllib.parse import unquote
 
 from proxy.plan.preview import DIGITS, NAMELESS, RESULT_OF, Label, unescaped
 
-MAX_NAMES, MAX_WORDS = 20, 64  # the most names, and the most words, of a phrase that are looked up
+MAX_NAMES = 20  # the most names of a phrase that are looked up
+MAX_WORDS = 64  # the most words
 LEAST_WORDS = 5  # characters. A shorter part of a phrase says too little.
 # how many files an answer lists: the first of these numbers that its budget allows
 LISTED = (20, 5, 0)

@@ -26,8 +26,9 @@ LONG_LINE = 500
 LEAD = 150
 """Characters: of a longer line, only windows of this size around its matches are shown, each with
 so many before it."""
-# up to so many matches come with so many lines around them: a match alone often says nothing
-FEW, AROUND = 5, 3
+FEW = 5
+"""Up to so many matches come with lines around them: a match alone often says nothing."""
+AROUND = 3  # lines, on each side
 NEIGHBOUR_CHARS = 200  # the most characters of a line around a match
 SHORT_LINES = 40
 SHORT_CHARS = 3_000

@@ -86,7 +86,8 @@ def describe(prepared: Prepared | None, *, content: bool = False) -> Described:
 
     content = content and prepared.tenant.policy.dashboard_content
     fates = _fates(prepared, planned, content)
-    shown, snapshot = fates[-MESSAGES:], prepared.rendered.shown if prepared.rendered else None
+    shown = fates[-MESSAGES:]
+    snapshot = prepared.rendered.shown if prepared.rendered else None
     kept = {
         "messages": shown,
         "omitted": len(fates) - len(shown),

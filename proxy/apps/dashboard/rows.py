@@ -205,14 +205,13 @@ def _row(id: int, recorded: Recorded) -> Row:
             row[name] = MOST if row[name] > 0 else -MOST
     for name in NESTED:
         row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
-    row["id"], row["time"], row["worker"], row["session"] = (
-        id,
-        recorded.time,
-        os.getpid(),
-        recorded.session,
-    )
+    row["id"] = id
+    row["time"] = recorded.time
+    row["worker"] = os.getpid()
+    row["session"] = recorded.session
     row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
-    row["requests"], row["faults"] = 1, int(bool(outcome.fault))
+    row["requests"] = 1
+    row["faults"] = int(bool(outcome.fault))
     row["losses"] = int(
         outcome.kind != Kind.SUMMARY and outcome.cost_after > outcome.cost_before * DEARER
     )

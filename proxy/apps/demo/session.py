@@ -229,7 +229,9 @@ class Agent:
         return said
 
     def _row(self, client: int, calls: list[Json], requests: list[Sent]) -> Row:
-        sent, action, (came, went) = requests[-1], "answers the user", self._told
+        sent = requests[-1]
+        action = "answers the user"
+        came, went = self._told
         if calls:
             function = calls[0]["function"]
             action = " ".join(
