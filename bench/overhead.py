@@ -288,7 +288,7 @@ def launchers(words: Sequence[str] | None) -> tuple[dict[str, Launcher], list[st
 async def measured(bench: Bench, turns: int, smoke: bool) -> float:
     """Take all samples. Returns how an agent's turns grow."""
     ours = [BARE, OURS]
-    for case in SHOWN.values():
+    for case in [SMALL_STREAMED, TURNS[100 * KB]] if smoke else SHOWN.values():
         await bench.measure(case, list(bench.systems))
     await bench.measure(WRITTEN, ours)
     if not smoke:

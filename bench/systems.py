@@ -44,7 +44,7 @@ http {{
 MIB = 1 << 20
 STARTING = 60.0
 """Seconds until a system must listen."""
-SETTLING = 20.0
+SETTLING = 5.0
 """Seconds to wait for a system's background work to end. It is measured after that in any case."""
 QUIET = 0.002
 """Seconds of processor time within 50 ms below which a system counts as idle."""
