@@ -155,8 +155,9 @@ def read(flags: Mapping[str, Any], environment: Mapping[str, str] | None = None)
     environment = dict(os.environ if environment is None else environment)
     home = environment.get("HOME")
     # The user's state directory (XDG Base Directory), so that `store ls` finds the records of
-    # `serve`.
-    state = environment.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
+    # `serve`, wherever either is started. A relative path counts for nothing there.
+    named = environment.get("XDG_STATE_HOME", "")
+    state = named if os.path.isabs(named) else home and os.path.join(home, ".local", "state")
     given: dict[str, Any] = {"environment": environment}
     if state:
         given["state"] = Path(state, "offload-proxy")

@@ -106,6 +106,10 @@ def test_settings_reach_worker_processes_with_the_environment(
     [
         ({"HOME": "/home/me"}, "/home/me/.local/state/offload-proxy/store"),
         ({"HOME": "/home/me", "XDG_STATE_HOME": "/state"}, "/state/offload-proxy/store"),
+        (
+            {"HOME": "/home/me", "XDG_STATE_HOME": "state"},
+            "/home/me/.local/state/offload-proxy/store",
+        ),
         ({}, "offload-store"),
         ({"HOME": "/home/me", "OFFLOAD_STORE": "/data"}, "/data"),
     ],
