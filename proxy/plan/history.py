@@ -386,7 +386,7 @@ class History:
         names = len(self._naming.calls) + len(self._naming.taken)
         sought = self.sought.size() if self.sought else 0
         places = PLACE_BYTES * len(self) + 100 * names
-        return 4_500 + 64 * self.fold.pins + places + self._held + sought
+        return 4_700 + 64 * self.fold.pins + places + self._held + sought
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

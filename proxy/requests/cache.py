@@ -37,6 +37,9 @@ MESSAGE = 700
 empty."""
 MEMORY_BYTES = 224 << 20
 """Bytes of all that is remembered."""
+LARGEST = 2
+"""A beginning may take half of it. Larger ones are read anew at each turn. That is only a tenant's
+own loss, as no tenant can push out what others hold."""
 KEY_BYTES = ENTRY_BYTES + 112
 
 ALIKE = 256
@@ -69,7 +72,7 @@ class MessageCache:
         self._tokens = tokens
         self.pool = pool or WorkPool("reading")
         self._memory: FairLru[Key | int, Message | Beginning | tuple[Mentions, ...]] = FairLru(
-            MEMORY_BYTES, dropped=self._dropped
+            MEMORY_BYTES, LARGEST, self._dropped
         )
         self._alike: dict[Alike, dict[int, Beginning]] = {}
         """The beginnings by their numbers in memory, the newest last."""
@@ -166,7 +169,7 @@ class MessageCache:
                 beginning.histories = {**dict(kept), terms: history}
                 self._keep(dialect, caller, known, beginning)
             whole = history.extended(messages[len(history) - len(past) :])
-            whole.stem = None if whole is history else history
+            whole.stem = history if 0 < len(history) < len(whole) else None
             return then(whole)
 
         return await self.pool.run(caller, extended, max(request.size, parts * ENTRY))

@@ -53,14 +53,15 @@ def taken(root: Any, seen: dict[int, Any]) -> int:
 
 
 async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
-    """A history, and the objects that it shares with others."""
+    """A history as it is kept, and the objects that it shares with others."""
     terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
     for known in (
         terms,
         await history_of(dialect, [], terms),
     ):
         taken(known, shared)
-    return await history_of(dialect, messages, terms), shared
+    history = await history_of(dialect, messages, terms)
+    return history.stem or history, shared
 
 
 async def history_of(dialect: Dialect, messages: list[Any], terms: Terms) -> History:
