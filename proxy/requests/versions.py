@@ -145,6 +145,8 @@ class Versions:
         self._begins = True  # whether what is remembered is still to be struck
         self._blamed: frozenset[Addition] = frozenset()  # for what this request was refused
         self._replans = 0
+        self._sent = b""  # the body that was sent last
+        self._long: tuple[bytes, Refusal] | None = None  # the one that was refused as too long
         self._repeated = False  # whether it was sent a second time unchanged
         self._in_vain = False  # whether its own version failed with and without thinking
         self.without: frozenset[Addition] = frozenset()
@@ -164,10 +166,23 @@ class Versions:
                 self.without = self._memory.refused(self._caller.owner, planned)
         return prepared.unrendered(without=self.without)
 
+    def sending(self, body: bytes) -> None:
+        """Note that this body is about to be sent. Raises the refusal that it would get if it was
+        too long before: no new plan has made it shorter."""
+        if self._long is not None and self._long[0] == body:
+            raise self._long[1]
+        self._sent = body
+
+    def accepted(self) -> None:
+        """Upstream has begun to answer: what was sent need not be kept."""
+        self._sent = b""
+
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
         before the next one. Raises the refusal that the client gets if no version is left."""
         complaint = self._dialect.complaint(refusal.status, refusal.said())
+        if complaint is Verdict.OVERFLOW:
+            self._long = self._sent, refusal
         carried = prepared.additions or prepared.without & FORGIVING
         replans = self._replans
         if not carried:

@@ -19,7 +19,7 @@ from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.history import History
 from proxy.plan.turn import Addition
 from proxy.policies.tenants import Tenant
-from proxy.policy import Mode, Policy
+from proxy.policy import Inject, Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
 from proxy.policy import Upstream as Where
 from proxy.requests import summaries
@@ -447,6 +447,21 @@ async def test_overflow_is_planned_anew_for_the_window_upstream_names(world: Wor
     )
     await world.ask(FITTING, ScriptedReply(HELLO))
     assert world.sent[2] == world.sent[1], "the window is remembered"
+
+
+@pytest.mark.parametrize("inject", [Inject.ALWAYS, Inject.WHEN_OFFLOADING])
+@pytest.mark.parametrize("result", ["", "word " * 1_500], ids=["nothing moves", "one moves"])
+async def test_what_was_too_long_is_not_sent_again_unless_a_new_plan_changes_it(
+    world: World, result: str, inject: Inject
+) -> None:
+    world.policy = msgspec.structs.replace(POLICY, tools=ToolsPolicy(inject=inject))
+    body = chat(result, more=True)
+    for _ in range(2):
+        before = len(world.sent)
+        client, _ = await world.ask(body, *[refused(OVERFLOW)] * 4)
+        new = world.sent[before:]
+        assert (client.status, client.body) == (400, OVERFLOW)
+        assert len(set(new)) == len(new) and new.count(body) == 1
 
 
 async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
