@@ -85,7 +85,7 @@ def check(settings: Settings, chosen: Namespace) -> int:
     found = answers(settings, policies.all())
     sys.stdout.write("\nupstreams, asked now\n")
     for one in found:
-        sys.stdout.write(f"  {one.policy.tenant:<10} {one.upstream.base_url}: {one.said}\n")
+        sys.stdout.write(f"  {one.policy.tenant:<10} {one.upstream.base_url}: {one.sentence}\n")
         sys.stdout.write("".join(f"  {'':<10}   {model}\n" for model in one.models))
     return 0 if all(one.good for one in found) else 1
 
@@ -232,7 +232,7 @@ class Answer(NamedTuple):
     policy: Policy
     upstream: Upstream
     good: bool
-    said: str
+    sentence: str
     models: Sequence[str] = ()
     """A line for each model that matters."""
 
@@ -387,7 +387,7 @@ async def _store_fault(settings: Settings) -> str | None:
 
 def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> Iterator[str]:
     found = policies.all()
-    said = [f"{one.upstream.base_url} {one.said}" for one in answers(settings, found, MOST)]
+    said = [f"{one.upstream.base_url} {one.sentence}" for one in answers(settings, found, MOST)]
     cure = "; start it, or give --upstream" if any("DOES NOT ANSWER" in one for one in said) else ""
     yield f"upstream   {'; '.join(dict.fromkeys(said))}{cure}"
     if len(found) == 1:

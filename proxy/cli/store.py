@@ -167,7 +167,7 @@ def forget(settings: Settings, chosen: Namespace) -> int:
     """
     namespace = chosen.namespace
     _check_namespace(namespace)
-    kept = _kept(settings, namespace, delete=False)
+    kept = _counted(settings, namespace, delete=False)
     if kept and not chosen.yes:
         if not sys.stdin.isatty():
             raise UserMistake(
@@ -178,12 +178,12 @@ def forget(settings: Settings, chosen: Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 1
     # Also where there is nothing here: another replica may have rows.
-    if not (gone := _kept(settings, namespace, delete=True)):
+    if not (gone := _counted(settings, namespace, delete=True)):
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     sys.stdout.write(f"deleted {gone}\n")
     time.sleep(SETTLED)
-    if late := _kept(settings, namespace, delete=True):
+    if late := _counted(settings, namespace, delete=True):
         sys.stdout.write(f"deleted {late}\n")
         sys.stderr.write(
             f"more of {namespace} may come: end its conversations, then run this again\n"
@@ -204,7 +204,7 @@ def _dashboards(settings: Settings) -> list[Path]:
     )
 
 
-def _kept(settings: Settings, namespace: str, *, delete: bool) -> Kept:
+def _counted(settings: Settings, namespace: str, *, delete: bool) -> Kept:
     """Return how much is kept, and delete it if told to. Raises UserMistake and StoreFault."""
     rows = None
     dashboards = _dashboards(settings)

@@ -46,7 +46,8 @@ def owner_of(path: bytes, names: Collection[bytes]) -> Dialect | None:
     """Return the dialect of a request that asks for no reply, as its path or a header's name tells;
     None if several APIs have its path."""
     return next(
-        (one for one in DIALECTS if one.own.search(path) or one.version_header in names), None
+        (one for one in DIALECTS if one.further_paths.search(path) or one.version_header in names),
+        None,
     )
 
 

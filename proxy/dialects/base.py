@@ -76,14 +76,14 @@ class Dialect(ABC):
     """The name of the dialect's folder."""
     path: re.Pattern[bytes]
     """The paths, without the query, at which it answers a POST with a model's reply."""
-    own: ClassVar[re.Pattern[bytes]]
+    further_paths: ClassVar[re.Pattern[bytes]]
     """What the paths of its other requests contain."""
     version_header = b""
     """A header that all of its requests have, in lower case; empty if there is none."""
     counts = False
     """Whether its requests only ask how many tokens they have, so that no model replies and nothing
     is recorded."""
-    takes: ClassVar[frozenset[str]] = frozenset()
+    media_types: ClassVar[frozenset[str]] = frozenset()
     """The types of images and files that a tool's result can hold."""
     turns: ClassVar[type[Turn]]
     requests: ClassVar[type[RoundRequest]]
@@ -100,12 +100,12 @@ class Dialect(ABC):
 
     refers: ClassVar[tuple[str, ...]] = ()
     """Members that may refer to what our records have."""
-    who: ClassVar[tuple[str, ...]]
+    caller_members: ClassVar[tuple[str, ...]]
     """Members that say who asks. A summary call has them, too."""
-    how: ClassVar[tuple[str, ...]]
+    cache_members: ClassVar[tuple[str, ...]]
     """Members that say how to cache and to reason. A summary call of the same model has them,
     too."""
-    head: ClassVar[Mapping[str, Raw | None]] = {}
+    copied_members: ClassVar[Mapping[str, Raw | None]] = {}
     """Members that a summary call which continues the history copies from the request, with their
     defaults."""
     system = "system"
@@ -311,10 +311,10 @@ class Dialect(ABC):
             *((place, part.decode("utf-8", "replace")) for place, part, _ in found.media),
         ]
 
-    def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
+    def reply_parts(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """Return the text and the calls of a reply."""
         found = self._contents(entry)
-        return "".join(found.said), found.calls
+        return "".join(found.spoken), found.calls
 
     def answered(self, entry: Entry) -> str:
         """Return the id of the call that a result belongs to; empty for any other entry."""
@@ -396,8 +396,10 @@ class Dialect(ABC):
         if hidden.instead is None:
             return hidden
         answers = {self.answered(entry) for entry in hidden.after}
-        calls = [call for entry in self.written(hidden.instead) for call in self.said(entry)[1]]
-        if kept_calls(calls, answers, self.said(visible)[1]):
+        calls = [
+            call for entry in self.written(hidden.instead) for call in self.reply_parts(entry)[1]
+        ]
+        if kept_calls(calls, answers, self.reply_parts(visible)[1]):
             return hidden
         ahead = self.ahead(hidden, self, anew=False)
         return msgspec.structs.replace(ahead, instead=self.alone([hidden], visible))
@@ -496,7 +498,7 @@ class Dialect(ABC):
         if all(size <= least for size in sizes):
             return hidden
         made = [*entries, *(self.written(hidden.instead) if hidden.instead is not None else ())]
-        calls = {call.id: call for entry in made for call in self.said(entry)[1] if call.id}
+        calls = {call.id: call for entry in made for call in self.reply_parts(entry)[1] if call.id}
         for place, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
             if size <= least or not (call := calls.get(self.answered(entry))):
                 continue
@@ -547,7 +549,7 @@ class Dialect(ABC):
         members = self._asking(request.model, request, most)
         members |= {
             name: raw
-            for name, own in self.head.items()
+            for name, own in self.copied_members.items()
             if (raw := request.members.get(name, own)) is not None
         }
         defined = with_tools(request.members.get("tools"), list(map(self.requests.tool, tools)))
@@ -564,7 +566,11 @@ class Dialect(ABC):
         to cache and to reason. Where the request's path names the model, the body does not."""
         if request is None:
             return self.with_limit({"model": string(model)}, most)
-        names = (*self.who, *self.how) if model == request.model else self.who
+        names = (
+            (*self.caller_members, *self.cache_members)
+            if model == request.model
+            else self.caller_members
+        )
         copied = {name: request.members[name] for name in names if name in request.members}
         return self.with_limit(
             ({"model": string(model)} if "model" in request.members else {}) | copied, most

@@ -151,7 +151,7 @@ class Contents:
         """The texts that can be replaced: one without a place, or each with its place."""
         self.media: list[tuple[int, bytes, bool]] = []
         """Images and files as canonical JSON, with their places, and whether they can move."""
-        self.said: list[str] = []
+        self.spoken: list[str] = []
         """The texts that are part of the meaning."""
         self.calls: list[ToolCall] = []
         """The calls that are part of the meaning."""
@@ -178,7 +178,7 @@ class Contents:
         else:
             self.counted.append(text)
         if said:
-            self.said.append(text)
+            self.spoken.append(text)
 
     def thought(self, text: str) -> None:
         if text:
@@ -263,7 +263,7 @@ def measured(
         if reply
         else carried(name, [text for _, text in found.texts], reading.results)
     )
-    if role is Role.SYSTEM and found.texts and not found.said:
+    if role is Role.SYSTEM and found.texts and not found.spoken:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
     result = role is Role.TOOL or bool(carries)
     kind = "tool result" if result else f"{name} message"
@@ -284,7 +284,7 @@ def measured(
         meaning(
             dialect,
             role,
-            "".join(found.said),
+            "".join(found.spoken),
             found.calls if reply else (),
             found.answers,
             found.others,
@@ -294,8 +294,8 @@ def measured(
         calls=tuple((call.id, call.name) for call in answered),
         answers=found.answers,
         sealed=sealed,
-        said=any(piece.spans for piece in pieces),
-        failed=role is Role.TOOL and (found.failed or reports_error(found.said)),
+        user_speaks=any(piece.spans for piece in pieces),
+        failed=role is Role.TOOL and (found.failed or reports_error(found.spoken)),
         carries=carries,
         labels=tuple(
             preview.of_call(call.name, canonical(call.arguments), count) for call in answered
@@ -334,7 +334,7 @@ def _piece(
     """Return a text. It is called by its `kind` as long as no call is known whose result it is; its
     first `kept` characters stay in any case."""
     name = preview.file_name(preview.NAMELESS, moved := preview.digest(text))
-    spans = texts.spans(text, reading.said)
+    spans = texts.spans(text, reading.user_openings)
 
     def replaced(shape: Shape) -> int:
         """Return the tokens of the replacement without a label; those of the text where it would

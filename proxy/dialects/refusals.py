@@ -65,7 +65,7 @@ class ErrorText(msgspec.Struct, frozen=True):
     they quote and the error's names, and `codes` is in lower case."""
 
     text: str
-    told: str
+    quoted: str
     codes: frozenset[str]
     numbers: Mapping[str, int]
     """Numbers beside a message, by name, as llama.cpp gives them."""
@@ -306,7 +306,7 @@ def complaint(status: int, body: bytes) -> Complaint:
         return Verdict.OVERFLOW
     if status not in _REFUSING and status < 500:
         return Verdict.FINAL
-    said = error_text(body).told
+    said = error_text(body).quoted
     if _generation.search(said):
         return Verdict.GENERATION
     if _usage.search(said):
@@ -342,7 +342,7 @@ def error_status(body: bytes) -> int:
         if re.fullmatch("[45][0-9][0-9]", str(error.get(name))):
             return int(str(error[name]))
     passing = re.search(
-        "server|internal|overload|timeout|unavailable", error_text(body).told, re.IGNORECASE
+        "server|internal|overload|timeout|unavailable", error_text(body).quoted, re.IGNORECASE
     )
     return 500 if passing else 400
 

@@ -238,7 +238,7 @@ def with_previews(
             replaced[part] = preview.pointer(piece.media, piece.name, origin, shape)
         else:
             tokens = piece.tokens
-            kept = piece.kept
+            kept = piece.opening
             spans = piece.spans
             replaced[part] = preview.replacement(
                 text, piece.name, origin, tokens, shape, kept, spans
@@ -335,7 +335,7 @@ class Files(Mapping[str, str]):
     ) -> None:
         self._files = files
         self._store_dir = store_dir
-        self._takes = takes
+        self._media_types = takes
         self.index = Index(files, {path: file.label for path, file in files.items()}, store_dir)
 
     def __getitem__(self, path: str) -> str:
@@ -349,15 +349,15 @@ class Files(Mapping[str, str]):
     def media(self, path: str) -> Media | None:
         """Return the image or the file at this path; None if that is a text."""
         file = self._files.get(path)
-        return attachments.media(file.read(), self._takes) if file and file.media else None
+        return attachments.media(file.read(), self._media_types) if file and file.media else None
 
     def recalled(self, path: str, text: str) -> Files:
         """Return one text of an earlier conversation as files of its own."""
-        media = attachments.media(text, self._takes)
+        media = attachments.media(text, self._media_types)
         return Files(
             {path: _File(lambda: text, EARLIER, media.about if media else "")},
             self._store_dir,
-            self._takes,
+            self._media_types,
         )
 
     def beside(self, kept: Mapping[str, tuple[str, bytes]]) -> Files:
@@ -370,14 +370,14 @@ class Files(Mapping[str, str]):
                 f"{self._store_dir}/{name}",
                 _File(partial(data.decode, "utf-8", "surrogatepass"), label),
             )
-        return Files(files, self._store_dir, self._takes)
+        return Files(files, self._store_dir, self._media_types)
 
     def described(self) -> dict[str, Behind]:
         """Return what is known of each file, by its name, as JSON can hold it."""
         found: dict[str, Behind] = {}
         for path, (_, label, media) in self._files.items():
             stem, origin, about = map(encodable, (label.stem, label.origin, label.about))
-            label = Label(stem, origin, about, tuple(map(encodable, label.said)))
+            label = Label(stem, origin, about, tuple(map(encodable, label.call_strings)))
             found[path.rpartition("/")[2]] = Behind(label, encodable(media))
         return found
 
@@ -389,12 +389,12 @@ class Files(Mapping[str, str]):
             files[f"{self._store_dir}/{name}"] = _File(
                 partial(texts.__getitem__, name), known.label, known.media
             )
-        return Files({**files, **self._files}, self._store_dir, self._takes)
+        return Files({**files, **self._files}, self._store_dir, self._media_types)
 
     def without(self, paths: Collection[str]) -> Files:
         """Return the files but for those at these paths."""
         files = {path: file for path, file in self._files.items() if path not in paths}
-        return Files(files, self._store_dir, self._takes)
+        return Files(files, self._store_dir, self._media_types)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -432,7 +432,7 @@ def moved_files(
         files[path] = _File(lambda: texts(index)[piece.part], piece.label, piece.media)
         # Equal results of several calls are one file, which each of these calls names.
         said.setdefault(path, {}).update(
-            dict.fromkeys((*piece.label.said, transcript.messages[index].answers))
+            dict.fromkeys((*piece.label.call_strings, transcript.messages[index].answers))
         )
         moved.setdefault(index, {})[piece.part] = path
 
@@ -448,7 +448,9 @@ def moved_files(
         for piece in filter(attrgetter("media"), transcript.messages[index].pieces):
             add(index, piece)
     for path, words in said.items():
-        files[path] = files[path]._replace(label=replace(files[path].label, said=tuple(words)))
+        files[path] = files[path]._replace(
+            label=replace(files[path].label, call_strings=tuple(words))
+        )
     messages = transcript.messages
     elsewhere = {  # the calls whose results have a file of their own
         messages[index].answers
@@ -458,10 +460,11 @@ def moved_files(
     for boundary, indexes in cuts:
         path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
         label = replace(
-            ORIGINALS, said=_said_by_calls([messages[index] for index in indexes], elsewhere)
+            ORIGINALS,
+            call_strings=_said_by_calls([messages[index] for index in indexes], elsewhere),
         )
-        files[path] = _File(partial(_whole, dialect, transcript, indexes, moved), label)
-    return Files(files, store_dir, dialect.takes)
+        files[path] = _File(partial(_joined, dialect, transcript, indexes, moved), label)
+    return Files(files, store_dir, dialect.media_types)
 
 
 def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> tuple[str, ...]:
@@ -471,11 +474,11 @@ def _said_by_calls(messages: Sequence[Message], elsewhere: Collection[str]) -> t
     for message in messages:
         for (call, _), label in zip(message.calls, message.labels, strict=False):
             if call not in elsewhere:
-                words.update(dict.fromkeys((*label.said, call)))
+                words.update(dict.fromkeys((*label.call_strings, call)))
     return tuple(words)
 
 
-def _whole(
+def _joined(
     dialect: Dialect,
     transcript: Transcript,
     indexes: Sequence[int],

@@ -111,7 +111,7 @@ class Call(Block, ABC):
 
     @property
     @abstractmethod
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it is complete although the reply is not."""
 
     @abstractmethod
@@ -142,8 +142,8 @@ class Event:
         self.data = data
         self.raw = raw
         self.name = name
-        self.head = decoded(self.decoder, data)
-        self.type: str = self.head.type or (name or b"").decode("utf-8", "replace")
+        self.decoded = decoded(self.decoder, data)
+        self.type: str = self.decoded.type or (name or b"").decode("utf-8", "replace")
         if not self.type:
             raise rawjson.NotJson("an event without a type")
 
@@ -239,13 +239,13 @@ class Round(ABC):
             return self.finish in self.stops
         called = {*self.ours, *self.theirs}
         calls = [block for block in self.blocks if block in called]
-        return bool(calls) and not calls[-1].whole
+        return bool(calls) and not calls[-1].is_complete
 
     @property
     def sound(self) -> bool:
         """Whether the reply can be used although upstream did not say that it ends: the model said
         something, and every call of our tools is complete."""
-        return all(call.whole for call in self.ours) and bool(self.ours or not self.empty)
+        return all(call.is_complete for call in self.ours) and bool(self.ours or not self.empty)
 
     @property
     def quotes(self) -> bool:
@@ -325,7 +325,7 @@ class ClientReply(ABC):
     def __init__(self, request: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
         self.streamed = streamed
         self.blocks: list[Any] = []  # the blocks that the client sees
-        self.seen = False  # whether the client has seen anything but the reply's beginning
+        self.has_content = False  # whether the client has seen anything but the reply's beginning
         self.answers = False  # whether it has seen anything but thinking besides
         self.begun = False  # whether it has a beginning, so that no other one may follow
         self.ended = False  # whether the client has seen how it ends
@@ -370,7 +370,7 @@ class ClientReply(ABC):
     def _adopt(self, block: Any) -> None:
         """Give a block that is shown for the first time its place in the reply."""
         block.place = len(self.blocks)
-        self.seen = True
+        self.has_content = True
         self.answers |= not block.thinks
         self.blocks.append(block)
 

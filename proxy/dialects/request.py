@@ -246,7 +246,7 @@ class RoundRequest(ABC):
     ) -> None:
         self.members = request.members
         self._known = request.known
-        self.own = request.body
+        self.client_body = request.body
         """The client's own body."""
         self.streams = request.stream
         self.names = request.names or ("", "")
@@ -286,7 +286,7 @@ class RoundRequest(ABC):
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
         told = [self.members]
         # a beginning has no such entries
-        if self.updates and not self._known and self.updates in self.own:
+        if self.updates and not self._known and self.updates in self.client_body:
             told += [
                 object_of(Raw(entry)) for entry in self.entries if self.updates in bytes(entry)
             ]

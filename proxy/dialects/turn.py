@@ -118,7 +118,7 @@ class Turn(ABC):
         names = ToolNames(self._request.names, self._request.theirs) if injected else ToolNames(())
         self._round = self.rounds_as(self._request, names, self._shown)
         if self._bare:
-            return self._request.own
+            return self._request.client_body
         if not (self.rounds or self._before):
             return self._request.first()
         return self._request.later(
@@ -248,7 +248,7 @@ class Turn(ABC):
         self._require(State.READING)
         self.state = State.READY
         first = len(self._before) - len(self._answering)
-        self._before[first:] = self._results([self._told(text)] * len(self._answering))
+        self._before[first:] = self._results([self._with_notice(text)] * len(self._answering))
 
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round.
@@ -364,7 +364,7 @@ class Turn(ABC):
     @property
     def _unseen(self) -> bool:
         """Whether the client has seen nothing of the reply. A whole reply is sent at the end."""
-        return not (self._shown.streamed and self._shown.seen)
+        return not (self._shown.streamed and self._shown.has_content)
 
     def _refuse(self, error: bytes) -> None:
         if self.refusal is None and self._unseen:
@@ -387,7 +387,7 @@ class Turn(ABC):
         for call in ending.ours:
             check_arguments(len(call.call().arguments))
         if ending.unfinished:
-            return [call for call in ending.ours if call.whole] if ending.theirs else ()
+            return [call for call in ending.ours if call.is_complete] if ending.theirs else ()
         return ending.ours
 
     @property
@@ -406,14 +406,14 @@ class Turn(ABC):
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
             self._before += self._round.written(frozenset(self._answering))
-            self._before += self._results([*answers[:-1], self._told(answers[-1])], parts)
+            self._before += self._results([*answers[:-1], self._with_notice(answers[-1])], parts)
         self._ledger.carry(self._round.usage)
-        self._spoke = self._shown.seen
+        self._spoke = self._shown.has_content
         self._shown.native |= any(call.call().id not in self._given for call in self._round.ours)
         self._shown.go_on(self._round)
         self.state = State.READY
 
-    def _told(self, answer: str) -> str:
+    def _with_notice(self, answer: str) -> str:
         """Return the newest answer, with a line that says so if the next round is the last."""
         return (
             f"{answer}\n\n{NO_MORE.format(*self._request.names)}".lstrip() if self._last else answer

@@ -90,7 +90,7 @@ class UsageLedger:
     def add(self, raw: Raw | None) -> None:
         """Add the usage of a round that has ended."""
         said = _counted(bytes(raw or b""))
-        self.spent.said += said.prompt > 0
+        self.spent.counted_rounds += said.prompt > 0
         self.spent.prompt += said.prompt
         self.spent.largest = max(self.spent.largest, said.prompt)
         self.spent.completion += said.completion

@@ -74,7 +74,7 @@ class Wish(msgspec.Struct, frozen=True):
 
     kind: Compacting
     request: Request
-    came: Request
+    request_as_sent: Request
 
 
 def reference(digest: str) -> str:

@@ -234,7 +234,7 @@ def newly_used(items: Sequence[Item], plan: Plan) -> range:
     return range(max(before, 0), plan.used)
 
 
-def told(
+def described(
     items: Sequence[Item],
     plan: Plan,
     offload: Offload,
@@ -333,8 +333,8 @@ def _early(now: Standing, offload: Offload) -> str:
 def _stuck(now: Standing, offload: Offload) -> str:
     """Say which results never move."""
     size = f"{offload.max_tool_message_tokens:,} tokens"
-    if now.kept:
-        return f"; {_several(now.kept, 'result')} above {size} may not move"
+    if now.held:
+        return f"; {_several(now.held, 'result')} above {size} may not move"
     return (
         ""
         if now.results or offload.mode is Mode.COMPRESS

@@ -324,7 +324,7 @@ class History:
             message.calls,
             message.answers,
             bool(message.sealed),
-            message.said or kept,
+            message.user_speaks or kept,
             offload.asks,
         )
         part, movable = (role, False) if leads else self._part(message)
@@ -363,7 +363,7 @@ class History:
         if role is Role.USER and not self._user_came:
             return role, False
         large_user = message.tokens > offload.pin_user_tokens
-        if message.said:
+        if message.user_speaks:
             return Role.USER, large_user
         named = message.carries is Carries.YES or (
             message.carries is Carries.AFTER_FIRST_USER and self._user_came

@@ -70,7 +70,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     preview: int  # tokens of its replacement at an event; `tokens` where that would not be smaller
     first_preview: int  # the same for a text that the model has not seen yet
     label: Label  # what it is. A result has a general label until `Naming` has found its call.
-    kept: int = 0
+    opening: int = 0
     """The first characters of it that stay in any case: they tell the client's model that a result
     follows."""
     name: str = ""  # the name of the file that it moves to; empty until `Naming` has given it one
@@ -115,7 +115,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     sealed: str = ""
     """What in it is not known to be safe to move or to cut: the path of a member, or words that are
     none. Then it and its step stay as they are. Empty: everything is known."""
-    said: bool = False
+    user_speaks: bool = False
     """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text
     leaves these words."""
     failed: bool = False  # whether it is a result that reports an error; see `texts.reports_error`
@@ -172,7 +172,7 @@ class Reading(msgspec.Struct, frozen=True):
     shape: Shape
     unseen_limit: int
     results: tuple[ResultRule, ...] = ()
-    said: tuple[str, ...] = ()  # further texts with which the user's words begin
+    user_openings: tuple[str, ...] = ()  # further texts with which the user's words begin
     harmless: tuple[str, ...] = ()  # paths of members that we do not know, and that seal nothing
 
     @classmethod
@@ -263,7 +263,7 @@ class Standing(msgspec.Struct, frozen=True):
     results: int = 0  # results that are large enough to move, and have not
     old: int = 0  # those that the model has answered `keep_views` times
     new: int = 0  # those among the newest messages, which stay for now
-    kept: int = 0  # results of that size that may not move
+    held: int = 0  # results of that size that may not move
     free: int = 0
     """Tokens that an event would free now: what the mode moves or, where it would summarise, what
     that replaces."""

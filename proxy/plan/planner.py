@@ -84,7 +84,7 @@ class Fold:
         # by the latest requests
         self._answered = deque([0] * offload.keep_views, maxlen=offload.keep_views)
         self._end = 0  # where the recent window begins
-        self._seen = 0  # where what the model has answered fewer than `keep_views` times begins
+        self._viewed = 0  # where what the model has answered fewer than `keep_views` times begins
         self._moves: dict[int, Move] = {}
         self._boundaries: list[SummaryBoundary] = []
         self._events: list[OffloadEvent] = []
@@ -140,9 +140,9 @@ class Fold:
             total=messages.total,
             ceiling=self._ceiling,
             results=len(results),
-            old=sum(index < self._seen for index in results),
+            old=sum(index < self._viewed for index in results),
             new=sum(index >= self._end for index in results),
-            kept=messages.kept,
+            held=messages.held,
             free=max(self._gain(), self._compressible() if summarises else 0),
             full=full,
             task=0 if messages.first is None else messages.items[messages.first].tokens,
@@ -172,7 +172,7 @@ class Fold:
         # Clients that make one reply of a finished turn's steps show fewer answers than there were.
         seen = max(self._answered[0], min(messages.turn, messages.unanswered))
         self._end = max(self._end, messages.window(keep, messages.unanswered))
-        self._seen = max(self._seen, messages.window(keep, seen))
+        self._viewed = max(self._viewed, messages.window(keep, seen))
         self._pays_after = None
         if not self._holds(messages.total):
             self._fit()
@@ -238,7 +238,7 @@ class Fold:
         end = len(messages.items)
         most = 0.0
         best = list[int]()
-        for index in messages.results(self._seen):
+        for index in messages.results(self._viewed):
             if index < len(messages.items) - REACH or not read:
                 break
             taken.append(index)
@@ -324,7 +324,7 @@ class Messages:
         self.gains: list[int] = []
         """What has yet to move once it is old: results above `max_tool_message_tokens`, and large
         user messages."""
-        self.kept = 0  # results of that size that may not move
+        self.held = 0  # results of that size that may not move
         # the user's first message, which usually states the task and always stays
         self.first: int | None = None
         self._users: list[int] = []  # the others, without large ones
@@ -375,7 +375,7 @@ class Messages:
         ):
             if shrinks:
                 self.gains.append(index)
-            self.kept += item.preview >= item.tokens
+            self.held += item.preview >= item.tokens
 
     def copy(self) -> Self:
         other = copy.copy(self)

@@ -153,7 +153,9 @@ class Label(msgspec.Struct, frozen=True, gc=False):
     origin: str  # what the reference says that it is, such as `result of read_log`
     # the same with the argument that identifies the call: `result of read_log /var/log/billing.log`
     about: str
-    said: tuple[str, ...] = ()  # the strings of the call, by which a model may call the result
+    call_strings: tuple[
+        str, ...
+    ] = ()  # the strings of the call, by which a model may call the result
     tokens: int = 0  # what the stem and the origin add to a reference
 
     def size(self) -> int:
@@ -163,7 +165,7 @@ class Label(msgspec.Struct, frozen=True, gc=False):
             + len(self.stem)
             + len(self.origin)
             + len(self.about)
-            + sum(60 + len(said) for said in self.said)
+            + sum(60 + len(said) for said in self.call_strings)
         )
 
 

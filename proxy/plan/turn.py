@@ -50,7 +50,7 @@ class Usage(msgspec.Struct):
     largest: int = 0
     # those of the completion tokens that belong to rounds after which another one followed
     hidden: int = 0
-    said: int = 0  # rounds of which upstream said what it counted
+    counted_rounds: int = 0  # rounds of which upstream said what it counted
 
 
 class Continuation(msgspec.Struct, frozen=True):

@@ -398,18 +398,18 @@ class PolicyLoader:
         directory: pathlib.Path | None,
         environment: Mapping[str, str],
         base_url: str | None = None,
-        told: Callable[[bool], None] = lambda taken: None,
+        report: Callable[[bool], None] = lambda taken: None,
         built_in: Mapping[str, str] = BUILT_IN,
     ) -> None:
         """Load the policies as `load` does. Raises PolicyError.
 
-        `told` is called after every reload, in any thread, with whether the reload succeeded.
+        `report` is called after every reload, in any thread, with whether the reload succeeded.
         """
         self._directory = directory
         self._environment = environment
         self._base_url = base_url
         self._built_in = built_in
-        self._told = told
+        self._report = report
         self.last: tuple[float, str] | None = None
         """When the last reload was, in seconds since the epoch, and why it failed; empty if it did
         not."""
@@ -433,7 +433,7 @@ class PolicyLoader:
         if fault:
             logger.error("policies not reloaded, the previous ones stay in force: %s", fault)
         self.last = time.time(), fault
-        self._told(not fault)
+        self._report(not fault)
         return not fault
 
     async def watch(self) -> None:

@@ -196,7 +196,7 @@ class Archive:
         def made() -> list[Session]:
             sessions = list[Session]()
             for id, ones in chosen.items():
-                whole = [value for key in ones if (value := self._whole(key, values[key]))]
+                whole = [value for key in ones if (value := self._undamaged(key, values[key]))]
                 if records := [msgspec.json.decode(value, type=Moved) for value in whole]:
                     sessions.append(_session(id, records))
             return sorted(sessions, key=lambda one: one.last, reverse=True)
@@ -227,10 +227,10 @@ class Archive:
         """Return the name of the text with this digest, if it was kept under its digest."""
         key = f"{self._namespace}/{DIGESTS}/{digest}"
         [value] = await self._read([key])
-        value = self._whole(key, value)
+        value = self._undamaged(key, value)
         return rawjson.text(rawjson.members(value)["name"]) if value else None
 
-    def _whole(self, key: str, value: bytes | None) -> bytes | None:
+    def _undamaged(self, key: str, value: bytes | None) -> bytes | None:
         """Return the record with this key, if it is there and not damaged."""
         if value is None or intact(key, value):
             return value

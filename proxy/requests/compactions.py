@@ -63,7 +63,7 @@ async def serve(
         return prepared, None
     if not planned.policy.store_originals:
         return as_wished(prepared, wish, "store_originals"), None
-    found = await rendering.whole(caller, prepared, planned)
+    found = await rendering.compacted(caller, prepared, planned)
     if found is None:
         return as_wished(prepared, wish, "compact"), None
     rendered, shown = found
@@ -73,7 +73,7 @@ async def serve(
     digest = await _stored(caller, rendered, text, prepared.references)
     if not digest:
         return as_wished(prepared, wish, "unstored"), None
-    make = partial(_reply, caller, planned, wish.came, text, digest)
+    make = partial(_reply, caller, planned, wish.request_as_sent, text, digest)
     return prepared, await caller.run(make, planned.request.size)
 
 
@@ -92,7 +92,7 @@ def _serves(dialect: Dialect, prepared: Prepared, planned: Planned) -> bool:
 def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
     """Return the request as the client sent it, for upstream to compact. `obstacle` is why the
     proxy does not."""
-    body = None if wish.request is wish.came else wish.request.body
+    body = None if wish.request is wish.request_as_sent else wish.request.body
     obstacle = obstacle or wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
     return prepared.unrendered(

@@ -80,7 +80,7 @@ async def converse(
         if not client.status:
             raise
         broken = UpstreamBroken(f"Upstream answered {refusal.status} to a follow-up request")
-        await client.finish(turn.error_event(broken, refusal.said()))
+        await client.finish(turn.error_event(broken, refusal.error_body()))
         raise broken from refusal
 
 
@@ -93,7 +93,9 @@ class _Conversation:
         self._client = client
         self._io = io
         self._headers = Headers()  # of upstream's first reply
-        self._head: tuple[int, Headers] | None = None  # of the client's reply, once it is known
+        self._reply_head: tuple[int, Headers] | None = (
+            None  # of the client's reply, once it is known
+        )
         self._writing = asyncio.Lock()
         """Held from when the turn makes bytes until they are written, because events have
         numbers."""
@@ -134,8 +136,8 @@ class _Conversation:
                 await self._round(RETRIES)
         last = await self._run(turn.close)
         await self._io.remember(turn)
-        if self._head is None:
-            self._head = 200, self._reply_headers([(b"content-length", b"%d" % len(last))])
+        if self._reply_head is None:
+            self._reply_head = 200, self._reply_headers([(b"content-length", b"%d" % len(last))])
             self._client.error_event = None
         async with self._writing:
             await self._start()
@@ -155,14 +157,14 @@ class _Conversation:
             self._lived = self._clock()
 
     async def _start(self) -> None:
-        if self._head is not None and not self._client.status:
-            await self._client.start(*self._head)
+        if self._reply_head is not None and not self._client.status:
+            await self._client.start(*self._reply_head)
 
     def _look(self) -> None:
         """Write a heartbeat if the stream has been silent for long, so that nobody takes it for
         dead, or look again later."""
         left = self._lived + self._heartbeat - self._clock()
-        if left <= 0 and self._head is not None:
+        if left <= 0 and self._reply_head is not None:
             self._beating = asyncio.create_task(self._beat())
         else:
             self._timer = self._loop.call_later(left if left > 0 else self._heartbeat, self._look)
@@ -199,7 +201,7 @@ class _Conversation:
             try:
                 return await self._answered(body)
             except Refusal as refusal:
-                too_long = refusals.is_overflow(refusal.status, refusal.said())
+                too_long = refusals.is_overflow(refusal.status, refusal.error_body())
                 passing = refusal.status == 429 or refusal.status >= 500
                 if (too_long or (self._showing and not passing)) and not reworded:
                     reworded = True
@@ -244,7 +246,7 @@ class _Conversation:
     async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._client.status:
             self._client.error_event = self._turn.error_event
-            self._head = (reply.status, self._reply_headers([]))
+            self._reply_head = (reply.status, self._reply_headers([]))
             self._lived = self._clock()
         decoder = sse.EventDecoder()
         # what came before the first event with data, for the client and as it came

@@ -354,7 +354,7 @@ class _Request:
                 and reply.status in refusals.LONG_STATUSES
             ):
                 refusal = await Refusal.read(reply)
-                if refusal.whole:
+                if refusal.complete:
                     raise refusal
                 read = refusal.body
             ends = self._ends(prepared, reply, heard)
@@ -391,7 +391,7 @@ class _Request:
 
     async def _pass_on(self, refusal: Refusal) -> None:
         """Show the client a refusal as upstream sent it."""
-        if not refusal.whole:
+        if not refusal.complete:
             raise UpstreamBroken(
                 f"Upstream's refusal ({refusal.status}) is too long, too slow or broken off"
             )

@@ -107,7 +107,7 @@ def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) ->
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them.
     `unseen` is the tokens before the history that the request had besides what is known of it."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
-    head = planned.head + unseen
+    head = planned.before_history + unseen
     return forecast(
         planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed
     )

@@ -141,10 +141,10 @@ def _costs(prepared: Prepared) -> tuple[int, int, Basis]:
     if turn is not None and rendered is not None:
         spent = turn.spent
         planned = rendered.planned
-        if spent.said <= turn.rounds:
+        if spent.counted_rounds <= turn.rounds:
             return 0, 0, Basis.UNKNOWN
         offload = planned.policy.offload
-        head = planned.head
+        head = planned.before_history
         sent = prepared.tokens_after + sum(use.tokens for use in prepared.uses)
         warm = spent.cached > 0 or event_at(planned.plan) is not None
         came = cost_as_it_came(

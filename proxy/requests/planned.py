@@ -99,7 +99,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         for index, message in enumerate(self.history.messages):
             raw = self.transcript.raws[index]
             if message.role is Role.ASSISTANT and message.names:
-                for call in self.dialect.said(raw)[1]:
+                for call in self.dialect.reply_parts(raw)[1]:
                     names = names_in(call.arguments.encode("utf-8", "replace"))
                     given[call.id] = min(names, default="")
             name = given.get(message.answers) if message.role is Role.TOOL else None
@@ -188,7 +188,9 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         little more."""
         if self.summary_asked is None or not self.room.holds(self.history.tokens):
             return False
-        return worth_whole(self.history.items, self.plan, self.policy, self.head, OUR_TOOLS_TOKENS)
+        return worth_whole(
+            self.history.items, self.plan, self.policy, self.before_history, OUR_TOOLS_TOKENS
+        )
 
     def cut(self) -> Planned:
         """Return the request with a plan by which a snapshot replaces all of its history."""
@@ -232,14 +234,14 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         return self.history.links
 
     @property
-    def head(self) -> int:
+    def before_history(self) -> int:
         """The tokens of the prompt before the history: the client's tools and instructions."""
         return self.room.aside - self.room.reply - OUR_TOOLS_TOKENS + self.room.preamble
 
     @property
     def tokens_before(self) -> int:
         """The tokens of the whole prompt as the client sent it."""
-        return self.head + self.history.tokens
+        return self.before_history + self.history.tokens
 
     def reply_left(self, tokens: int) -> int | None:
         """Return the tokens left for the reply beside `tokens` of messages, None if the window is
@@ -267,7 +269,7 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
         """Return the replies that may have hidden rounds, from this index on, by their indexes."""
 
         def visible(index: int) -> Visible:
-            return Visible.of(*self.dialect.said(self.transcript.raws[index]))
+            return Visible.of(*self.dialect.reply_parts(self.transcript.raws[index]))
 
         chain = self.chain
         found = dict[int, Reply]()

@@ -21,7 +21,7 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
 from proxy.plan import compacting
 from proxy.plan.compacting import Wish
-from proxy.plan.forecast import Answers, Forecast, newly_used, told, waiting
+from proxy.plan.forecast import Answers, Forecast, described, newly_used, waiting
 from proxy.plan.turn import Addition, Declined, Reason, Request, Usage, unknown_words
 from proxy.policies.tenants import Tenant
 from proxy.policy import SnapshotRole
@@ -162,7 +162,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         ours = (
             self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
         )
-        return self.planned.head + self.history_tokens + (OUR_TOOLS_TOKENS if ours else 0)
+        return self.planned.before_history + self.history_tokens + (OUR_TOOLS_TOKENS if ours else 0)
 
     @property
     def limit(self) -> int | None:
@@ -237,7 +237,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                     words.append(
                         f"Planned again for a context window of {window:,}, which was learned."
                     )
-                said = told(
+                said = described(
                     planned.history.items, plan, offload, window, late=late, answers=self.pointed
                 )
                 done = self.observed and not said.startswith("waiting")

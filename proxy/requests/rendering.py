@@ -77,7 +77,7 @@ async def _rendered(caller: Caller, prepared: Prepared, planned: Planned) -> Ren
     return rendered
 
 
-async def whole(
+async def compacted(
     caller: Caller, prepared: Prepared, planned: Planned
 ) -> tuple[Rendered, ActiveSnapshot] | None:
     """Return the request cut at its end, and the snapshot of its whole history; None if there is
@@ -90,8 +90,8 @@ async def whole(
     rendered = await caller.run(make, planned.request.size)
     rendered = await _summarised(caller, prepared, rendered, waits=True)
     shown = rendered.shown
-    whole = shown is not None and shown.boundary == cut.plan.boundaries[-1]
-    return (rendered, shown) if shown and whole else None
+    complete = shown is not None and shown.boundary == cut.plan.boundaries[-1]
+    return (rendered, shown) if shown and complete else None
 
 
 async def hidden(caller: Caller, planned: Planned) -> Mapping[int, Hidden]:

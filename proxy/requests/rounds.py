@@ -127,7 +127,7 @@ class Rounds:
         self._count = services.reader.counter(rendered.planned.request.model)
         self._files: Files | None = None
         # what the caller's last conversations moved
-        self._kept: Mapping[str, tuple[str, bytes]] | None = None
+        self._archived: Mapping[str, tuple[str, bytes]] | None = None
         # paths of the texts behind references, which the store has, to their names
         self._outside: dict[str, str] = {}
         self._behind: dict[str, str] = {}  # those of them that were read by now, by their names
@@ -150,7 +150,9 @@ class Rounds:
     def is_final(self, refusal: Refusal) -> bool:
         """Whether upstream refuses the client's own request, too: for its limits, the credentials
         or the like."""
-        return self._planned.dialect.complaint(refusal.status, refusal.said()) is Verdict.FINAL
+        return (
+            self._planned.dialect.complaint(refusal.status, refusal.error_body()) is Verdict.FINAL
+        )
 
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
@@ -363,11 +365,11 @@ class Rounds:
             self._planned.policy.tools.archive is ArchiveUse.SEARCH
             and tenant.namespace == records.namespace
         )
-        if searched and not tenant.anonymous and self._kept is None:
-            self._kept = await Archive(
+        if searched and not tenant.anonymous and self._archived is None:
+            self._archived = await Archive(
                 self._services.store.visit(), records.namespace, self.aside
             ).last()
-        kept = self._kept or {}
+        kept = self._archived or {}
         path = unescaped(path)
         if (
             kept

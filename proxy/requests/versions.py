@@ -77,13 +77,13 @@ class Refusal(OffloadError):
         body: bytes,
         error: bytes | None = None,
         *,
-        whole: bool = True,
+        complete: bool = True,
     ) -> None:
         super().__init__(f"upstream answered {status}")
         self.status = status
         self.headers = headers
         self.body = body
-        self.whole = whole
+        self.complete = complete
         """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read
         only in part."""
         self._error = error
@@ -93,7 +93,7 @@ class Refusal(OffloadError):
         """Read a reply whose status is not 200, as it came and as far as that is possible within
         our bounds. Reading `reply` then goes on where we stopped."""
         read = bytearray()
-        whole = False
+        complete = False
         with suppress(TimeoutError, UpstreamFault):
             async with asyncio.timeout(REFUSAL_SECONDS):
                 async for chunk in reply:
@@ -101,10 +101,10 @@ class Refusal(OffloadError):
                     if len(read) > relay.WHOLE_LIMIT:
                         break
                 else:
-                    whole = True
-        return cls(reply.status, reply.headers, bytes(read), whole=whole)
+                    complete = True
+        return cls(reply.status, reply.headers, bytes(read), complete=complete)
 
-    def said(self) -> bytes:
+    def error_body(self) -> bytes:
         """Return the error, or the beginning of the body decompressed, or the body as it came if
         that fails."""
         if self._error is not None:
@@ -140,7 +140,9 @@ class Versions:
         # what refusals teach, for a namespace: for the client's own once it is vouched for
         self._lessons: list[Callable[[str], int]] = []
         self._window: int | None = None  # for which this request alone is planned
-        self._own: Refusal | None = None  # upstream's first refusal of the client's own bytes
+        self._own_refusal: Refusal | None = (
+            None  # upstream's first refusal of the client's own bytes
+        )
         self._own_refused = False
         self._begins = True  # whether what is remembered is still to be struck
         self._blamed: frozenset[Addition] = frozenset()  # for what this request was refused
@@ -180,15 +182,15 @@ class Versions:
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
         before the next one. Raises the refusal that the client gets if no version is left."""
-        complaint = self._dialect.complaint(refusal.status, refusal.said())
+        complaint = self._dialect.complaint(refusal.status, refusal.error_body())
         if complaint is Verdict.OVERFLOW:
             self._long = self._sent, refusal
         carried = prepared.additions or prepared.without & FORGIVING
         replans = self._replans
         if not carried:
-            self._own = self._own or refusal
+            self._own_refusal = self._own_refusal or refusal
         if prepared.rounds or not self.strike(complaint, carried, prepared.may_have_changed):
-            raise refusal if complaint is Verdict.FINAL else self._own or refusal
+            raise refusal if complaint is Verdict.FINAL else self._own_refusal or refusal
         if complaint is Verdict.OVERFLOW and prepared.planned is not None:
             self._learn_window(prepared, prepared.planned, refusal)
         again = self._replans > replans
@@ -254,8 +256,8 @@ class Versions:
             self._known.learn_window,
             policy=planned.policy,
             model=planned.request.model,
-            named=refusals.window(refusal.said()),
-            counted=planned.head + OUR_TOOLS_TOKENS + prepared.history_tokens + reply,
+            named=refusals.window(refusal.error_body()),
+            counted=planned.before_history + OUR_TOOLS_TOKENS + prepared.history_tokens + reply,
             measured=not planned.history.fixed,  # images, audio and files cannot be counted
         )
         self._window = learn(self._caller.namespace)
@@ -276,7 +278,7 @@ class Versions:
         if planned is None:
             return
         if refusal is not None and not prepared.rounds:
-            complaint = self._dialect.complaint(refusal.status, refusal.said())
+            complaint = self._dialect.complaint(refusal.status, refusal.error_body())
             if isinstance(complaint, Verdict):
                 return
             self._blame(complaint if complaint in carried else Addition.ANY)

@@ -208,7 +208,7 @@ class App:
             return self.process.chats[dialect]
         return (
             self.process.kept_replies
-            if RESPONSES.kept(client.method, client.path)
+            if RESPONSES.kept_id(client.method, client.path)
             else self.process.relay
         )
 

@@ -253,10 +253,10 @@ class _Ending:
         for number in _ENDING:
             before = signal.getsignal(number)
             if callable(before):
-                signal.signal(number, partial(self._told, loop, before))
+                signal.signal(number, partial(self._signalled, loop, before))
         await self._app(scope, receive, sent)
 
-    def _told(
+    def _signalled(
         self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None
     ) -> None:
         seconds = GRACE if self._begun else self._seconds

@@ -176,7 +176,7 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> Arguments:
         value = given.get(key)
         if value is None or value == "":
             return None
-        whole = _whole(value)
+        whole = _integer(value)
         if whole is None or (whole < 0 and key != "limit"):
             raise Useless(f'{note}"{key}" must be a whole number, 0 or more.')
         return min(max(whole, 0), sys.maxsize)
@@ -226,13 +226,13 @@ def _lines(given: dict[str, Any]) -> dict[str, int]:
         if isinstance(both, list) and len(both) == 2
         else (given.get("startline"), given.get("endline"))
     )
-    start = max(_whole(first) or 1, 1)
-    stop = _whole(last)
+    start = max(_integer(first) or 1, 1)
+    stop = _integer(last)
     found = {} if start == 1 else {"offset": start - 1}
     return found if stop is None or stop < start else {**found, "limit": stop - start + 1}
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     """Return a whole number, also if it is written as a string or as a float; None if it is
     none."""
     if (isinstance(value, str) and _DIGITS.fullmatch(value)) or (

@@ -107,7 +107,9 @@ class Index:
         if own := fitting(glob, paths, self.store_dir):
             return own
         wanted = _short(glob).lower()
-        return [path for path in paths if any(_fits(wanted, said) for said in self._said(path))]
+        return [
+            path for path in paths if any(_fits(wanted, said) for said in self._call_words(path))
+        ]
 
     def find(self, path: str) -> list[str]:
         """Return the files that `path` means, in the order of the history; none if nothing is
@@ -150,7 +152,11 @@ class Index:
             self._whose(lambda text: text in (words, whole))
             or (self.fitting(name, self.paths) if "*" in name else [])
             or self._longest(lambda text: words.endswith(text) or text.endswith(words))
-            or [path for path in self.paths if "." in name and stem in map(_stem, self._said(path))]
+            or [
+                path
+                for path in self.paths
+                if "." in name and stem in map(_stem, self._call_words(path))
+            ]
             or self._whose(lambda text: words in text)
         )
 
@@ -170,13 +176,13 @@ class Index:
         chosen = {path for paths in found for path in paths}
         return [path for path in self.paths if path in chosen] if chosen else []
 
-    def _said(self, path: str) -> list[str]:
+    def _call_words(self, path: str) -> list[str]:
         """Return what a call said of its result, as paths in lower case, and the file's own name
         without the digest."""
         own = path.rpartition("/")[2].lower().removesuffix(".txt")
         return [
             _DIGEST.sub("", own),
-            *(_clean(said).lower() for said in self._labels.get(path, NAMELESS).said),
+            *(_clean(said).lower() for said in self._labels.get(path, NAMELESS).call_strings),
         ]
 
     @cached_property
@@ -186,7 +192,7 @@ class Index:
         for path in self.paths:
             label = self._labels.get(path, NAMELESS)
             tool = label.origin.removeprefix(RESULT_OF)
-            said = (label.about, label.stem, *label.said, *self._said(path))
+            said = (label.about, label.stem, *label.call_strings, *self._call_words(path))
             found[path] = {_words(text) for one in said for text in (one, f"{tool} {one}")} - {""}
         return found
 

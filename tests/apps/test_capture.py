@@ -113,8 +113,11 @@ async def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
     found = await lines(tmp_path)
     billed, changed = replayed(found)
     assert billed.chat is not None and json.loads(billed.chat.body) == json.loads(BODY)
-    assert billed.said is not None and (billed.said.prompt, billed.said.cached) == (100, 40)
-    assert changed.chat is not None and changed.said is None, (
+    assert billed.reported is not None and (billed.reported.prompt, billed.reported.cached) == (
+        100,
+        40,
+    )
+    assert changed.chat is not None and changed.reported is None, (
         "what was billed is not the client's request"
     )
     assert billed.caller == changed.caller == NAMESPACE

@@ -292,7 +292,7 @@ def test_reading_takes_linear_time() -> None:
 
 def test_an_error_of_many_texts_is_searched_in_part() -> None:
     texts = [{"msg": "tools " * 300}] * 50
-    assert len(error_text(json.dumps({"detail": texts}).encode()).told) <= MOST
+    assert len(error_text(json.dumps({"detail": texts}).encode()).quoted) <= MOST
     assert complaint(400, json.dumps({"detail": [{"msg": "no tools"}, *texts]}).encode()) is ANY
 
 

@@ -73,7 +73,7 @@ def test_reads_and_writes_of_the_cache_in_all_spellings(
     assert (spent.prompt, spent.completion, spent.cached, spent.written) == tuple(
         2 * count for count in once
     )
-    assert (spent.cache_told, spent.largest, spent.said) == (
+    assert (spent.cache_told, spent.largest, spent.counted_rounds) == (
         said.cached is not None,
         said.prompt,
         2,

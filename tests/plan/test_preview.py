@@ -105,7 +105,7 @@ def test_a_label_says_what_the_text_is() -> None:
     made = label("read_log", path="/var/log/billing.log", lines=200)
     assert made.origin == "result of read_log"
     assert made.about == "result of read_log /var/log/billing.log"
-    assert made.said == ("/var/log/billing.log", "read_log")
+    assert made.call_strings == ("/var/log/billing.log", "read_log")
     assert made.tokens == len("billing.log") + len("result of read_log")
     assert label("web-search", query="x").origin == "result of web-search", (
         "the model knows it by this name"
@@ -116,7 +116,7 @@ def test_a_label_says_what_the_text_is() -> None:
 
 
 def test_the_paths_in_a_command_are_words_for_its_result() -> None:
-    assert label("bash", command="cd /app && tail -n 5 logs/billing.log").said == (
+    assert label("bash", command="cd /app && tail -n 5 logs/billing.log").call_strings == (
         "cd /app && tail -n 5 logs/billing.log",
         "/app",
         "logs/billing.log",
@@ -144,8 +144,8 @@ def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     name = preview.file_name(made, "0" * 32, 32)
     assert re.fullmatch(r"[A-Za-z0-9_.]+", name), "readers take names out of texts with this"
     assert is_part(name) and len(name) <= preview.STEM_CHARS + 40
-    assert len(made.said) <= preview.SAID + 1 and all(
-        len(word) <= preview.SAID_CHARS for word in made.said
+    assert len(made.call_strings) <= preview.SAID + 1 and all(
+        len(word) <= preview.SAID_CHARS for word in made.call_strings
     )
     assert len(made.about) < 200 and "\n" not in made.about
 
@@ -186,7 +186,7 @@ def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
         json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}),
         count,
     )
-    assert len(made.said) <= preview.SAID + 1 and calls < 200
+    assert len(made.call_strings) <= preview.SAID + 1 and calls < 200
 
 
 # -- the names of a history ------------------------------------------------------------------------

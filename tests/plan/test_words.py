@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 
-from proxy.plan.forecast import Answers, event_at, newly_used, told, waiting
+from proxy.plan.forecast import Answers, described, event_at, newly_used, waiting
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import Fold, least_freed
 from proxy.policy import Mode, Offload
@@ -33,7 +33,8 @@ def said(text: str, offload: Offload, window: int | None = None) -> list[str]:
     """What the plan says at each request of the client where it does something."""
     room = Room(window=window)
     found = (
-        told(past, plan, offload, window) for past, plan in requests(history(text), offload, room)
+        described(past, plan, offload, window)
+        for past, plan in requests(history(text), offload, room)
     )
     return [words for words in found if not words.startswith("waiting: ")]
 
@@ -93,7 +94,7 @@ def test_an_expired_cache_has_its_sentence() -> None:
     state, items = Fold(rules(), Room()), history("u a t:900 a:9000 u")
     for one in items:
         state.add(one)
-    assert told(items, state.plan(720), rules(), None) == (
+    assert described(items, state.plan(720), rules(), None) == (
         "Moved 1 result (900 tokens, 50 stay) because the cache at upstream had expired after 12 minutes."
     )
 
@@ -101,7 +102,7 @@ def test_an_expired_cache_has_its_sentence() -> None:
 def test_a_full_window_has_its_sentence() -> None:
     offload, items = rules(keep_views=9), history("u a t:900 a:10 t:900")
     plan = fold(items, offload, Room(3500, aside=1300))
-    assert told(items, plan, offload, 3500) == (
+    assert described(items, plan, offload, 3500) == (
         "Moved 1 result (900 tokens, 50 stay) because the request, with 1,830 tokens of history, did not fit the "
         "context window of 3,500; 960 tokens are written again."
     )
@@ -160,7 +161,7 @@ def test_what_it_waits_for_is_one_sentence(text: str, offload: Offload, words: s
     items = history(text)
     plan = fold(items, offload, Room())
     assert plan.empty
-    assert told(items, plan, offload, None) == waiting(plan, offload) == f"waiting: {words}"
+    assert described(items, plan, offload, None) == waiting(plan, offload) == f"waiting: {words}"
 
 
 def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None:
@@ -168,7 +169,7 @@ def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None
     past, plan = next(
         (past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan)
     )
-    words = told(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
+    words = described(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
     assert words.startswith(
         "Planned, and its summary is not ready yet: summarised "
     ) and words.endswith(
@@ -178,7 +179,7 @@ def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None
     later = [*past, *history("a u")]
     plan = fold(later, offload, Room())
     assert (
-        told(later, plan, offload, None, late=True)
+        described(later, plan, offload, None, late=True)
         == "waiting: the summary of old history is not ready yet"
     )
 
@@ -195,14 +196,14 @@ def test_what_an_event_would_free_is_less_than_it_has_to(
 
 def test_an_event_of_a_request_with_a_prefill_is_said() -> None:
     items = history("u a t:900 a t:900 a:5")
-    assert told(items, fold(items, policy(), Room()), policy(), None).startswith(
+    assert described(items, fold(items, policy(), Room()), policy(), None).startswith(
         "Moved 1 result (900 tokens, 50 stay)"
     )
 
 
 def test_a_request_that_does_not_fit_says_what_it_lacks() -> None:
     offload, items = policy(Mode.AUTO, max_total_tokens=5000), history("s:3000 u a:700 u")
-    assert told(items, fold(items, offload, Room(2500)), offload, 2500) == (
+    assert described(items, fold(items, offload, Room(2500)), offload, 2500) == (
         "waiting: the request does not fit the context window, but a summary of 100 tokens would free only 600 of the "
         "history's 720 tokens; it waits until it frees 750, half of the ceiling; no result above 200 tokens is left to "
         "move"
@@ -215,7 +216,7 @@ def test_every_request_has_a_sentence_and_each_reply_loses_its_hidden_answers_on
 ) -> None:
     lost: list[int] = []
     for past, plan in requests(items, offload, Room()):
-        words, event = told(past, plan, offload, None), event_at(plan)
+        words, event = described(past, plan, offload, None), event_at(plan)
         assert ("written again" in words or "tokens again" in words) == bool(event)
         assert words
         if event:

@@ -256,7 +256,7 @@ async def test_a_bug_does_not_end_the_watch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     told: list[bool] = []
-    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, report=told.append)
     with monkeypatch.context() as patched:
         patched.setattr(book_module, "_parsed", lambda *_: {}["bug"])
         assert not book.reload()
@@ -309,7 +309,7 @@ async def test_a_file_that_cannot_be_read_for_a_while_is_read_again(
         return read(*arguments, **more)
 
     told: list[bool] = []
-    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, report=told.append)
     monkeypatch.setattr(Path, "read_text", exhausted)
     async with watched(book, clock) as watch:
         put(tmp_path, default="tenant: later")

@@ -636,7 +636,7 @@ async def test_error_in_the_first_event_is_a_refusal(reply: list[bytes]) -> None
     with pytest.raises(Refusal) as caught:
         await bench.run()
     assert bench.browser.messages == []
-    assert json.loads(caught.value.said())["error"] == ERROR["error"]
+    assert json.loads(caught.value.error_body())["error"] == ERROR["error"]
     assert (caught.value.status, caught.value.body) == (200, b"".join(reply))
 
 

@@ -250,7 +250,7 @@ def test_recorded_calls_are_found_by_at_least_95_percent_of_their_names() -> Non
                 tool, arguments = calls[call]["name"], calls[call]["arguments"]
                 label = preview.of_call(tool, arguments, len)
                 path = f"{STORE}/{preview.file_name(label, f'{len(known):08x}')}"
-                label = msgspec.structs.replace(label, said=(*label.said, call))
+                label = msgspec.structs.replace(label, call_strings=(*label.call_strings, call))
                 known[path] = (tool, arguments, label, call)
         index = Index(known, {path: label for path, (_, _, label, _) in known.items()}, STORE)
         for path, (tool, arguments, label, call) in known.items():

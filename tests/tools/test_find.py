@@ -37,7 +37,9 @@ LABELS = {
 }
 PATHS = {name: f"{STORE}/{preview.file_name(LABELS[name], DIGESTS[name])}" for name in CALLS}
 FILES = {
-    path: msgspec.structs.replace(LABELS[name], said=(*LABELS[name].said, f"call_{name}"))
+    path: msgspec.structs.replace(
+        LABELS[name], call_strings=(*LABELS[name].call_strings, f"call_{name}")
+    )
     for name, path in PATHS.items()
 }
 INDEX = Index(FILES, FILES, STORE)

@@ -158,7 +158,7 @@ class Reader:
 
     def __init__(self, path: Path, namespace: str | None = None) -> None:
         self._namespace = namespace
-        self._own = "true" if namespace is None else "namespace = :namespace"
+        self._scope = "true" if namespace is None else "namespace = :namespace"
         address = f"{path.absolute().as_uri()}?mode=rw"
         try:
             self._connection = sqlite3.connect(
@@ -186,14 +186,18 @@ class Reader:
 
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
-        newest = f"SELECT namespace FROM sessions WHERE {self._own} ORDER BY last DESC LIMIT {PAGE}"
+        newest = (
+            f"SELECT namespace FROM sessions WHERE {self._scope} ORDER BY last DESC LIMIT {PAGE}"
+        )
         return [
             row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")
         ]
 
     def any(self) -> bool:
         """Return whether there was a request, on any replica."""
-        found = (f"SELECT 1 FROM {table} WHERE {self._own}" for table in ("requests", "fleet_sums"))
+        found = (
+            f"SELECT 1 FROM {table} WHERE {self._scope}" for table in ("requests", "fleet_sums")
+        )
         return bool(self._rows(f"{' UNION ALL '.join(found)} LIMIT 1"))
 
     def replicas(self) -> list[Row]:
@@ -204,7 +208,7 @@ class Reader:
     def names(self) -> list[Row]:
         """Return the tenants and models of the last days, for filters."""
         return self._rows(
-            f"""SELECT DISTINCT tenant, model FROM sums WHERE span = {DAY} AND {self._own}
+            f"""SELECT DISTINCT tenant, model FROM sums WHERE span = {DAY} AND {self._scope}
             ORDER BY tenant, model LIMIT 500"""
         )
 
@@ -213,7 +217,7 @@ class Reader:
     def requests(self, wanted: Wanted = ANY) -> list[Row]:
         """Return rows with larger ids, the newest or largest first."""
         where, values = wanted.conditions(REQUEST_WORDS, "time")
-        query = f"""SELECT * FROM requests WHERE id > :after AND {self._own} AND {where}
+        query = f"""SELECT * FROM requests WHERE id > :after AND {self._scope} AND {where}
             ORDER BY {SORTS.get(wanted.sort, "id")} DESC, id DESC LIMIT :limit OFFSET :offset"""
         return [*map(_shown, self._rows(query, **values))]
 
@@ -223,7 +227,7 @@ class Reader:
         query = f"""SELECT *, (SELECT detail FROM details WHERE id = :id) AS kept,
             (SELECT max(id) FROM requests WHERE session = this.session AND id < :id) AS previous,
             (SELECT min(id) FROM requests WHERE session = this.session AND id > :id) AS next
-            FROM requests AS this WHERE id = :id AND {self._own}"""
+            FROM requests AS this WHERE id = :id AND {self._scope}"""
         found = self._rows(query, id=id)
         if not found:
             return None
@@ -237,7 +241,7 @@ class Reader:
         """Return percentiles of the newest requests' seconds, and how many went wrong."""
         where, values = wanted.conditions(REQUEST_WORDS, "time")
         query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added, {WRONG} AS wrong
-            FROM requests WHERE {self._own} AND {where} ORDER BY id DESC LIMIT {MEASURED}"""
+            FROM requests WHERE {self._scope} AND {where} ORDER BY id DESC LIMIT {MEASURED}"""
         rows = self._rows(query, **values)
         latency: Row = {"requests": len(rows), "errors": sum(row["wrong"] for row in rows)}
         for name in ("seconds", "first", "added"):
@@ -253,13 +257,13 @@ class Reader:
     def sessions(self, wanted: Wanted = ANY) -> list[Row]:
         """Return the sessions with the newest requests."""
         where, values = wanted.conditions(SESSION_WORDS, "last")
-        query = f"""SELECT * FROM sessions WHERE {self._own} AND {where}
+        query = f"""SELECT * FROM sessions WHERE {self._scope} AND {where}
             ORDER BY last DESC LIMIT :limit OFFSET :offset"""
         return [*map(_named, self._rows(query, **values))]
 
     def session(self, session: str) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
-        query = f"SELECT * FROM requests WHERE session = :session AND {self._own} ORDER BY id DESC LIMIT {REQUESTS}"
+        query = f"SELECT * FROM requests WHERE session = :session AND {self._scope} ORDER BY id DESC LIMIT {REQUESTS}"
         return [*map(_shown, self._rows(query, session=_number(session)))][::-1]
 
     # -- sums --
@@ -271,14 +275,14 @@ class Reader:
         spans that do not end before `since`."""
         sums = ", ".join(f"sum({amount}) AS {name}" for name, amount in amounts.items())
         query = f"""SELECT {by}, {sums} FROM {ALL_SUMS}
-            WHERE span = :span AND start >= :since AND {self._own} AND {where} GROUP BY {by} ORDER BY {by}"""
+            WHERE span = :span AND start >= :since AND {self._scope} AND {where} GROUP BY {by} ORDER BY {by}"""
         return self._rows(query, span=span, since=since // span * span)
 
     def groups(self, since: float) -> list[Row]:
         """Return the sessions of each group of a holdout that began since then, by tenant and
         model."""
         query = f"""SELECT tenant, model, holdout, sum(sessions) AS sessions, sum(requests) AS requests
-            FROM {ALL_SESSIONS} WHERE last >= :since AND began >= :since AND holdout != '' AND {self._own}
+            FROM {ALL_SESSIONS} WHERE last >= :since AND began >= :since AND holdout != '' AND {self._scope}
             GROUP BY tenant, model, holdout"""
         return self._rows(query, since=since)
 
@@ -289,7 +293,7 @@ class Reader:
         only observed do not count."""
         query = f"""SELECT tenant, model, sum(known) AS sessions, sum(losses) AS losses, sum(moved) AS moved,
             sum(reads) AS reads, max(largest_before) AS largest_before, max(largest_after) AS largest_after
-            FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._own}
+            FROM {ALL_SESSIONS} WHERE last >= :since AND holdout != '{Holdout.KEPT}' AND {SENT} AND {self._scope}
             GROUP BY tenant, model"""
         return self._rows(query, since=since)
 
@@ -300,7 +304,7 @@ class Reader:
         dearer by most. If nothing has a price: those that saved most tokens, and none."""
         saved = "(cost_before - cost_after) * price" if prices else "tokens_before - tokens_after"
         priced = f"JOIN ({PRICES}) USING (tenant, model)" if prices else ""
-        query = f"SELECT *, {saved} AS saved FROM sessions {priced} WHERE last >= :since AND {SENT} AND {self._own}"
+        query = f"SELECT *, {saved} AS saved FROM sessions {priced} WHERE last >= :since AND {SENT} AND {self._scope}"
         known = "AND cost_before > 0" if prices else ""
         values = {"since": since, "prices": msgspec.json.encode(prices).decode()}
         best = self._rows(

@@ -85,7 +85,7 @@ class Writer:
         """Requests that ended: when, how, and what is to be described."""
         self._batch: list[Recorded] = []
         """Described rows that are being written. They stay here if that fails."""
-        self._came = self._left = 0
+        self._received = self._left = 0
         """Bytes that ever came with requests, and those no longer held: each is changed by one
         thread."""
         self._wake = threading.Event()
@@ -115,11 +115,11 @@ class Writer:
         if self.state.off or self._waiting() >= WAITING:
             self.state.dropped += 1
             return
-        if attempt and self._came - self._left + len(attempt.body) > HELD:
+        if attempt and self._received - self._left + len(attempt.body) > HELD:
             attempt = None
-        self._came += len(attempt.body) if attempt else 0
+        self._received += len(attempt.body) if attempt else 0
         self._queue.append((self._clock(), outcome, attempt))
-        if len(self._queue) >= BATCH or self._came - self._left > HELD // 4:
+        if len(self._queue) >= BATCH or self._received - self._left > HELD // 4:
             self._wake.set()
 
     def close(self) -> None:

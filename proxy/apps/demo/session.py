@@ -172,7 +172,7 @@ class Agent:
         self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
         self.rows: list[Row] = []
         self.answers: list[tuple[Question, str]] = []
-        self._told = 0, 0
+        self._sizes = 0, 0
         self.upstream = upstream
         self._client = client
 
@@ -224,14 +224,14 @@ class Agent:
         sizes = [
             int(reply.headers.get(f"x-offload-tokens-{end}", 0)) for end in ("before", "after")
         ]
-        self._told = sizes[0], sizes[1]
+        self._sizes = sizes[0], sizes[1]
         said: Json = reply.parse().choices[0].message.to_dict()
         return said
 
     def _row(self, client: int, calls: list[Json], requests: list[Sent]) -> Row:
         sent = requests[-1]
         action = "answers the user"
-        came, went = self._told
+        came, went = self._sizes
         if calls:
             function = calls[0]["function"]
             action = " ".join(

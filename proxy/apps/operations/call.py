@@ -198,14 +198,14 @@ class CallerFiles:
         keys = [self._key(name)]
         if directory in self._store_dirs and is_part(file):
             keys.append(f"{self._namespace}/{ORIGINALS}/{file}")
-        found = await self._whole(keys, [name] * len(keys))
+        found = await self._undamaged(keys, [name] * len(keys))
         return next((content for content in found if content is not None), None)
 
     async def read_many(self, wanted: Sequence[str]) -> Sequence[bytes | None]:
         """Return the contents in the order of the names, with None for each missing file."""
-        return await self._whole([self._key(name) for name in wanted], wanted) if wanted else []
+        return await self._undamaged([self._key(name) for name in wanted], wanted) if wanted else []
 
-    async def _whole(self, keys: Sequence[str], names: Sequence[str]) -> Sequence[bytes | None]:
+    async def _undamaged(self, keys: Sequence[str], names: Sequence[str]) -> Sequence[bytes | None]:
         """Return the contents of these keys, with None where there is none or where it is not what
         the name says."""
         found = await self._stored(keys)

@@ -23,7 +23,7 @@ from proxy.apps.operations.call import OperationCall
 from proxy.apps.operations.schema import CompressMessages
 from proxy.dialects.chat import CHAT
 from proxy.errors import NotThere, StoreFault
-from proxy.plan.forecast import told
+from proxy.plan.forecast import described
 from proxy.plan.preview import digest_in
 from proxy.plan.turn import Unplannable
 from proxy.policy import Inject, Mode, Policy
@@ -55,7 +55,7 @@ async def compress(call: OperationCall, given: CompressMessages) -> bytes:
     rendered = await call.read(Rendered.of, planned, None, {}, services.reader)
     offload = planned.policy.offload
     window = planned.room.window
-    words = await call.read(told, planned.history.items, rendered.plan, offload, window)
+    words = await call.read(described, planned.history.items, rendered.plan, offload, window)
     if not await archive.keep(
         rendered, services.store, call.tenant.namespace, call.read, by_digest=True
     ):
@@ -87,7 +87,7 @@ def _request(model: str, raws: Sequence[Raw]) -> tuple[bytes, frozenset[int]]:
     for raw in raws:
         role = rawjson.text(rawjson.members(raw)["role"])
         if role == "assistant":
-            called.update(call.id for call in CHAT.said(raw)[1])
+            called.update(call.id for call in CHAT.reply_parts(raw)[1])
         if role == "tool" and (answered := CHAT.answered(raw)) and answered not in called:
             made.add(len(messages))
             call = {

@@ -127,7 +127,7 @@ def replay(settings: Settings, chosen: Namespace) -> int:
         *(harmless(line) for line in headline(tallies)),
         *([recommendation(best)] if chosen.profile else []),
         "",
-        f"{several(count, 'request')}, {several(sessions, 'session')}, {read.said}{partly}",
+        f"{several(count, 'request')}, {several(sessions, 'session')}, {read.described}{partly}",
         "",
         table(rows, right=True),
         *(f"left out: {line}" for line in left_out),
@@ -150,12 +150,12 @@ class _Read:
             self.sources = [describe(settings.store)]
             records = _captures(settings, chosen.namespace, loop)
             self.requests = self.recordings.captured(Path(self.sources[0]), records)
-            self.said = f"captures of {harmless(self.sources[0])}"
+            self.described = f"captures of {harmless(self.sources[0])}"
         else:
             paths = named(chosen.files) if chosen.files else _at_home(settings.environment)
             self.sources = chosen.files or [HOME]
             self.requests = chain.from_iterable(map(self.recordings.requests, paths))
-            self.said = several(len(paths), "file")
+            self.described = several(len(paths), "file")
 
 
 def _write(report: Path, page: str) -> None:

@@ -150,7 +150,7 @@ def prices(planned: Planned) -> tuple[float, float]:
     meter = Meter(Purse(), offload, planned.request.reply_tokens)
     forecast = foreseen(planned)
     whole = planned.tokens_before
-    after = planned.head + forecast.tokens + (OUR_TOOLS_TOKENS if forecast.ours else 0)
+    after = planned.before_history + forecast.tokens + (OUR_TOOLS_TOKENS if forecast.ours else 0)
     cached = cost(offload, whole, whole) * 2 + cost(offload, after, after)
     least = cached * (offload.input_price or 0.0) / 1_000_000
     return least, 2 * meter.most(whole) + meter.most(after)
@@ -170,7 +170,7 @@ def check(drawn: Sequence[Drawn], draw: Draw, budget: float | None) -> None:
         )
         raise UserMistake(
             f"--verify: {several(len(drawn), 'request')} of {draw.read:,} can be asked again, and a figure needs "
-            f"{NEEDED}{because}{_told(draw.left_out)}"
+            f"{NEEDED}{because}{_listed(draw.left_out)}"
         )
     least = sum(one.least for one in drawn[:NEEDED])
     most = ceil(100 * sum(one.most for one in drawn[:NEEDED])) / 100
@@ -181,7 +181,7 @@ def check(drawn: Sequence[Drawn], draw: Draw, budget: float | None) -> None:
         )
 
 
-def _told(reasons: Counter[str]) -> str:
+def _listed(reasons: Counter[str]) -> str:
     return "".join(f"\n  {number:,} left out: {why}" for why, number in reasons.most_common())
 
 
@@ -282,10 +282,10 @@ class Proof:
         rendered = await as_observed(services, prepared, planned)
         asker = Asker(services, client, prepared, rendered, self.purse)
         async with asyncio.timeout(SECONDS):
-            seen = await _patiently(asker.whole)
-            again = await _patiently(asker.whole)
+            seen = await _patiently(asker.unchanged)
+            again = await _patiently(asker.unchanged)
             other = await _patiently(asker.planned)
-        forecast = foreseen(planned, recorded.said)
+        forecast = foreseen(planned, recorded.reported)
         costs = forecast.before, forecast.after
         return compared(planned, seen, again, other, costs, observed=True)
 

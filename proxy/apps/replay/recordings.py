@@ -55,7 +55,7 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """None: it asks no model that the proxy knows, and would be relayed."""
     chat: Request | None = None
     reason: str = Reason.NONE
-    said: Reported | None = None
+    reported: Reported | None = None
     caller: str = ""
     """Who asked: in a capture, the namespace."""
     source: str = BODY
@@ -259,7 +259,7 @@ class Recordings:
         turns = _turns(known, seen, own=source == LIST or (bool(aside) and source == BODY))
         if turns is not None:
             for turn in turns:
-                yield replace(_parsed(turn, export, source), said=None, expanded=True)
+                yield replace(_parsed(turn, export, source), reported=None, expanded=True)
         else:
             yield _parsed(known, export, source) if aside else found
 
@@ -368,7 +368,7 @@ def _parsed(body: Json | bytes, export: Exported, source: str) -> RecordedReques
     """Return the request of the export's API, or of the first one whose request it can be."""
     text = body if isinstance(body, bytes) else rawjson.encode(body)
     found = RecordedRequest(
-        None, None, Reason.INVALID, export.said, export.caller, source, beta=export.beta
+        None, None, Reason.INVALID, export.reported, export.caller, source, beta=export.beta
     )
     for candidate in [one for one in DIALECTS if one.name == export.api][:1] or for_body(text):
         try:

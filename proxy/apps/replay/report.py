@@ -149,7 +149,11 @@ def _policy(tally: Tally, name: str) -> Iterator[Html]:
         )
         said = f"{several(len(rows) - SEEN, 'more session')}{omitted}"
         yield more(said, table(f"More sessions{of}", _SESSION, rows[SEEN:]))
-    told = [(_title(number, one), one.told) for number, (_, one) in costly[:SESSIONS] if one.told]
+    told = [
+        (_title(number, one), one.decisions)
+        for number, (_, one) in costly[:SESSIONS]
+        if one.decisions
+    ]
     if told:
         yield more("The plan in words", *(_words(title, words) for title, words in told))
 

@@ -31,7 +31,7 @@ class Exported(NamedTuple):
     """None: there is none, and `why` says so."""
     api: str = ""
     """The dialect's name; empty: the body shows it."""
-    said: Reported | None = None
+    reported: Reported | None = None
     caller: str = ""
     why: str = ""
     beta: str = ""

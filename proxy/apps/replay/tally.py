@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proxy.apps.replay.formats import SESSIONS
 from proxy.apps.replay.recordings import RecordedRequest
-from proxy.plan.forecast import event_at, told, waiting
+from proxy.plan.forecast import described, event_at, waiting
 from proxy.plan.plan import Role
 from proxy.plan.prices import DEARER, price_of
 from proxy.plan.turn import Reason, Unplannable
@@ -95,7 +95,7 @@ class Course(Sums):
     unseen: int = 0
     """Tokens of instructions and tools that its file does not hold, by what upstream counted of its
     first request."""
-    told: list[tuple[int, str]] = field(default_factory=list)
+    decisions: list[tuple[int, str]] = field(default_factory=list)
     """What the plan does at requests, counted from 0, and why."""
 
     @property
@@ -136,17 +136,17 @@ class Tally(Sums):
             return
         key = SessionKey.of(planned, recorded.caller)
         course = self.sessions.setdefault(key, Course(file=recorded.file, began=recorded.time))
-        if not course.planned and recorded.said is not None and recorded.source in SESSIONS:
-            course.unseen = max(recorded.said.prompt - planned.tokens_before, 0)
-        seen = foreseen(planned, recorded.said, course.unseen)
+        if not course.planned and recorded.reported is not None and recorded.source in SESSIONS:
+            course.unseen = max(recorded.reported.prompt - planned.tokens_before, 0)
+        seen = foreseen(planned, recorded.reported, course.unseen)
         event = event_at(planned.plan)
-        self.billed += recorded.said is not None and recorded.said.cached is not None
+        self.billed += recorded.reported is not None and recorded.reported.cached is not None
         self.changed += bool(seen.compacted or seen.compressed)
         if planned.plan.empty and planned.history.tokens > self.quiet[0]:
             self.quiet = planned.history.tokens, waiting(planned.plan, planned.policy.offload)
         before = course.unseen + planned.tokens_before
         ours = OUR_TOOLS_TOKENS if seen.ours else 0
-        after = course.unseen + planned.head + seen.tokens + ours
+        after = course.unseen + planned.before_history + seen.tokens + ours
         price = (
             planned.policy.offload.input_price or price_of("", planned.request.model).input_price
         )
@@ -155,11 +155,11 @@ class Tally(Sums):
             self.causes[event.cause.name.lower()] += 1
         if self.detailed:
             self.spent.append(spent)
-            if event is not None and len(course.told) < WORDS:
-                words = told(
+            if event is not None and len(course.decisions) < WORDS:
+                words = described(
                     planned.history.items, planned.plan, planned.policy.offload, planned.room.window
                 )
-                course.told.append((course.planned, words))
+                course.decisions.append((course.planned, words))
         for sums in (self, course):
             sums.count(before, after, spent, event=event is not None)
 

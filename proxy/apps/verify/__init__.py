@@ -134,12 +134,12 @@ class Verify(Part):
         spent: list[Usage] = []
         try:
             async with asyncio.timeout(SECONDS):
-                seen = await self._seen(prepared, planned)
+                seen = await self._passed(prepared, planned)
                 rendered = prepared.rendered or await as_observed(services, prepared, planned)
                 asker = Asker(services, client, prepared, rendered, purse)
                 spent = asker.spent
-                again = await (asker.whole() if observed else asker.planned())
-                other = await (asker.planned() if observed else asker.whole())
+                again = await (asker.unchanged() if observed else asker.planned())
+                other = await (asker.planned() if observed else asker.unchanged())
                 costs = outcome.cost_before, outcome.cost_after
                 found = compared(planned, seen, again, other, costs, observed=observed)
         except (OffloadError, TimeoutError) as error:
@@ -163,7 +163,7 @@ class Verify(Part):
             **found,  # type: ignore[arg-type]
         )
 
-    async def _seen(self, prepared: Prepared, planned: Planned) -> ModelReply:
+    async def _passed(self, prepared: Prepared, planned: Planned) -> ModelReply:
         """Return what the client got. Raises UpstreamBroken if that is no whole reply."""
         if prepared.turn is not None:
             return ModelReply.of(prepared.turn, 0)

@@ -81,7 +81,7 @@ class Meter:
     def settle(self, spent: Usage, rounds: int) -> None:
         """Take what the rounds so far cost instead, if upstream has said of all of them what it
         counted."""
-        if spent.said >= rounds:
+        if spent.counted_rounds >= rounds:
             counted = cost(self._offload, spent.prompt, spent.cached, 0, spent.largest)
             self._take(self._price * (counted + DEAREST_OUTPUT * spent.completion))
 
@@ -112,7 +112,7 @@ class Asker:
         self.spent: list[Usage] = []
         """What all replies so far took, whole or not."""
 
-    async def whole(self) -> ModelReply:
+    async def unchanged(self) -> ModelReply:
         """Ask in the client's own bytes. Raises OffloadError if there is no whole reply."""
         planned = self._rendered.planned
         return await self._ask(whole_turn(planned, usage=self._usage), planned.tokens_before)
@@ -182,7 +182,7 @@ class ModelReply(NamedTuple):
     def of(cls, turn: Turn, read: int) -> ModelReply:
         _, calls = turn.visible
         did = tuple(sorted((call.name, canonical(call.arguments)) for call in calls))
-        said = turn.spent.said > turn.rounds
+        said = turn.spent.counted_rounds > turn.rounds
         return cls(NextStep(did, turn.spent.completion if said else 0), turn.spent, read)
 
     def more(self, offload: Offload) -> int:
@@ -258,7 +258,7 @@ def whole_turn(planned: Planned, *, usage: bool) -> Turn:
 def planned_tokens(rendered: Rendered) -> int:
     """Return the tokens of the whole prompt as planned."""
     ours = OUR_TOOLS_TOKENS if rendered.injecting else 0
-    return rendered.planned.head + rendered.tokens + ours
+    return rendered.planned.before_history + rendered.tokens + ours
 
 
 def heard(planned: Planned, reply: bytes) -> ModelReply | None:

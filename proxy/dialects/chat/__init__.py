@@ -254,13 +254,19 @@ CALLED = {
 class ChatDialect(Dialect):
     name = "chat"
     path = re.compile(rb".*/chat/completions")
-    own = re.compile(rb"/chat/completions(?:/|\Z)")
+    further_paths = re.compile(rb"/chat/completions(?:/|\Z)")
     turns = ChatTurn
     requests = ChatRoundRequest
     known = KNOWN
     barred = BARRED
-    who = ("user", "safety_identifier")
-    how = ("prompt_cache_key", "cache_control", "service_tier", "reasoning_effort", *LIMITS)
+    caller_members = ("user", "safety_identifier")
+    cache_members = (
+        "prompt_cache_key",
+        "cache_control",
+        "service_tier",
+        "reasoning_effort",
+        *LIMITS,
+    )
     carriers = ("text", "input_text")
 
     # -- a request --
@@ -403,7 +409,7 @@ class ChatDialect(Dialect):
     def answer_in(reply: Members) -> tuple[str, bool]:
         choice, *_ = map(rawjson.members, rawjson.elements(reply["choices"]))
         found = ChatDialect.contents(Role.ASSISTANT, rawjson.members(choice["message"]))
-        return "".join(found.said), text_of(choice.get("finish_reason")) == "stop"
+        return "".join(found.spoken), text_of(choice.get("finish_reason")) == "stop"
 
     def summary_answer(self, status: int, body: bytes) -> SummaryAnswer:
         read = super().summary_answer(status, body)

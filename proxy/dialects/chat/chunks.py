@@ -396,7 +396,7 @@ class PartialCall(Call):
         return bool(self._name and self._arguments)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the arguments are a complete JSON object."""
         return is_object(self.arguments)
 

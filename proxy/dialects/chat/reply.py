@@ -131,7 +131,7 @@ class ChatRound(Round):
         )
 
     @property
-    def _said(self) -> bool:
+    def _speaks(self) -> bool:
         """Whether there are words or calls."""
         return bool(self.blocks or self._older.name) or any(self.message.text(key) for key in TEXTS)
 
@@ -139,7 +139,7 @@ class ChatRound(Round):
         if self.names and chunk.split:  # one message, whatever the choices
             self._reply.altered = True
             return [part for one in chunk.apart() for part in self.read(one)]
-        if self.names and chunk.is_whole and not self._said:
+        if self.names and chunk.is_whole and not self._speaks:
             chunk.open_message()
         size = len(chunk.raw or b"")
         self.usage = chunk.usage or self.usage
@@ -371,7 +371,7 @@ class ChatReply(ClientReply):
             return b""  # nothing that a client could use is left
         self.message.add(chunk.delta)
         self.begun = "role" in self.message.parts
-        self.seen = self.seen or chunk.says
+        self.has_content = self.has_content or chunk.says
         self.answers |= chunk.says_beside(chunks.THOUGHTS)
         self.ended |= bool(chunk.finish)
         if self.streamed:
@@ -480,7 +480,7 @@ class ChatTurn(Turn):
                     self._round.grow(len(text))
                     self._round.message.extend(key, [text])
                     self._shown.message.extend(key, [text])
-                    self._shown.seen = True
+                    self._shown.has_content = True
                     self._shown.answers |= key not in chunks.THOUGHTS
             self.signs += 1
             return event.raw

@@ -41,7 +41,7 @@ alone."""
 
 class MessagesDialect(Dialect):
     name = "messages"
-    takes = blocks.MEDIA
+    media_types = blocks.MEDIA
     turns = reply.MessagesTurn
     requests = request.MessagesRoundRequest
     known = request.KNOWN
@@ -51,7 +51,7 @@ class MessagesDialect(Dialect):
     path = re.compile(PATH + rb"|" + VERTEX + rb"(?!count-tokens:)[^/:]+:(?:rawP|streamRawP)redict")
     vertex = re.compile(VERTEX + rb"[^/:]+:(?:rawP|streamRawP)redict")
     """Vertex's paths, those that count tokens among them."""
-    own = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
+    further_paths = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
     version_header = b"anthropic-version"
     beta_header = request.BETA
     signs = (
@@ -62,9 +62,9 @@ class MessagesDialect(Dialect):
         b'"anthropic_version":',
     )
     """What a body has, and one of chat, which has messages as well, has not."""
-    who = ("metadata", "anthropic_version")
-    how = ("cache_control", "service_tier", "thinking", "context_management")
-    head: ClassVar[Mapping[str, Raw | None]] = {"system": None}
+    caller_members = ("metadata", "anthropic_version")
+    cache_members = ("cache_control", "service_tier", "thinking", "context_management")
+    copied_members: ClassVar[Mapping[str, Raw | None]] = {"system": None}
     carriers = blocks.CARRIERS
 
     split = staticmethod(request.split)

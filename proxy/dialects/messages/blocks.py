@@ -214,7 +214,7 @@ def calling(calls: Sequence[ToolCall]) -> Entry:
 def spoken(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
     """Return the text of a reply, and the calls that the client answers."""
     found = contents(Role.ASSISTANT, (None, list(blocks)))
-    return "".join(found.said), found.calls
+    return "".join(found.spoken), found.calls
 
 
 # -- another content -------------------------------------------------------------------------------

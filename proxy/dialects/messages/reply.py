@@ -152,7 +152,7 @@ class ReplyBlock(Call):
         )
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether this call is complete: upstream ends a block even if the model was stopped within
         it."""
         return self.ended and is_object(self.arguments)
@@ -231,7 +231,7 @@ class MessagesRound(Round):
         )
 
     def read(self, event: ReplyEvent) -> list[Part]:
-        head = event.head
+        head = event.decoded
         size = len(event.raw)
         if event.type == BEGIN:
             message = object_of(head.message)
@@ -254,17 +254,17 @@ class MessagesRound(Round):
         return self._in_block(event, size)
 
     def _in_block(self, event: ReplyEvent, size: int) -> list[Part]:
-        index = place(event.head.index)
+        index = place(event.decoded.index)
         if event.type == START:
             return self._begun(event, index)
         block = self._by_index.get(index)
         if block is None:
             return self.put(event, self._loose, size)
         if event.type == DELTA:
-            block.grow(event.head.delta)
-            self.grow(len(memoryview(event.head.delta)))  # all of the reply is kept
+            block.grow(event.decoded.delta)
+            self.grow(len(memoryview(event.decoded.delta)))  # all of the reply is kept
             key = _SPOKEN.get(block.type, "")
-            if key and (piece := text_of(object_of(event.head.delta).get(key))):
+            if key and (piece := text_of(object_of(event.decoded.delta).get(key))):
                 return self._say(event, block, key, piece, size)
         if event.type == STOP:
             block.ended = True
@@ -278,7 +278,7 @@ class MessagesRound(Round):
         self, event: ReplyEvent, block: ReplyBlock, key: str, piece: str, size: int
     ) -> list[Part]:
         """Take a piece of a text; what may be a call of ours is held."""
-        index = place(event.head.index)
+        index = place(event.decoded.index)
         made = partial(_piece, 0 if index is None else index, key)
         parts = self.spoken.take(block, piece, block, made, waits=block.type == "text")
         if parts is None:
@@ -307,7 +307,7 @@ class MessagesRound(Round):
         """Take a block's beginning. One of a text waits for its first words; some gateways send
         these with it."""
         size = len(event.raw)
-        block = self._by_index[index] = ReplyBlock(event.head.content_block, self.names)
+        block = self._by_index[index] = ReplyBlock(event.decoded.content_block, self.names)
         if block.type == FALLBACK:
             self._fallback = len(self.blocks)
         self.blocks.append(block)
@@ -320,7 +320,7 @@ class MessagesRound(Round):
             return self.put(event, block, size)
         empty = {
             "content_block": Raw(
-                rawjson.encode(object_of(event.head.content_block) | {key: string("")})
+                rawjson.encode(object_of(event.decoded.content_block) | {key: string("")})
             )
         }
         parts = self.put(
@@ -385,16 +385,16 @@ class MessageReply(ClientReply):
         if isinstance(block, ReplyBlock):
             if block.place is None:
                 self._adopt(block)
-            if place(event.head.index) != block.place:
+            if place(event.decoded.index) != block.place:
                 changed["index"] = Raw(b"%d" % (block.place or 0))
         elif event.type == BEGIN:
-            message = object_of(event.head.message)
+            message = object_of(event.decoded.message)
             self.begun = True
             self._frame = {key: message[key] for key in FRAME if key in message}
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
-            end = changed.get("delta", event.head.delta)
-            usage = changed.get("usage", event.head.usage)
+            end = changed.get("delta", event.decoded.delta)
+            usage = changed.get("usage", event.decoded.usage)
             self.ended = True
             self._end = object_of(end) | {"usage": usage}
         ends = self._ends
@@ -403,7 +403,7 @@ class MessageReply(ClientReply):
 
     def _closing(self, event: ReplyEvent) -> Members:
         """Return the members of the last event but one that are not the last round's."""
-        ended = object_of(event.head.delta)
+        ended = object_of(event.decoded.delta)
         other = Members()
         if text_of(ended.get("stop_reason")) == CALLED and not any(
             block.type == CALLED for block in self.blocks
@@ -412,8 +412,8 @@ class MessageReply(ClientReply):
         if not rawjson.is_null(self._container) and rawjson.is_null(ended.get("container")):
             other["container"] = self._container
         changed = {"delta": Raw(rawjson.encode(ended | other))} if other else {}
-        if not rawjson.is_null(event.head.usage):
-            changed["usage"] = self._ledger.total(event.head.usage)
+        if not rawjson.is_null(event.decoded.usage):
+            changed["usage"] = self._ledger.total(event.decoded.usage)
         return changed
 
     @staticmethod

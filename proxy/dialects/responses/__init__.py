@@ -34,24 +34,27 @@ upstream's own are left alone."""
 
 class ResponsesDialect(Dialect):
     name = "responses"
-    takes = items.MEDIA
+    media_types = items.MEDIA
     turns = reply.ResponsesTurn
     requests = request.ResponsesRoundRequest
     path = re.compile(rb".*/responses(?:/compact)?")
-    own = re.compile(rb"/responses(?:/|\Z)")
+    further_paths = re.compile(rb"/responses(?:/|\Z)")
     known = request.KNOWN
     barred = request.BARRED
     defining = (b'"tool_search_output"', b'"additional_tools"')
     refers = ("previous_response_id",)
-    who = ("user", "safety_identifier")
-    how = (
+    caller_members = ("user", "safety_identifier")
+    cache_members = (
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "service_tier",
         "reasoning",
     )
-    head: ClassVar[Mapping[str, Raw | None]] = {"instructions": None, "store": Raw(b"true")}
+    copied_members: ClassVar[Mapping[str, Raw | None]] = {
+        "instructions": None,
+        "store": Raw(b"true"),
+    }
     """Upstream keeps such a call as it keeps the client's requests, because only then it finds what
     entries name by an id."""
     system = "developer"
@@ -90,12 +93,12 @@ class ResponsesDialect(Dialect):
         left = items.without_thinking(visible, gone)
         return rawjson.array(left) if len(left) < len(items_of(visible)) else None
 
-    def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
+    def reply_parts(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """An item of a type that nobody knows yet is a call like any other, also if it stands
         alone."""
         return items.spoken(items_of(entry))
 
-    def kept(self, method: str, path: bytes) -> str:
+    def kept_id(self, method: str, path: bytes) -> str:
         """Return the id of the reply that a request shows or deletes where upstream keeps it; empty
         for others."""
         found = _KEPT.fullmatch(path) if method in ("GET", "DELETE") else None

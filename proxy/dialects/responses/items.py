@@ -274,7 +274,7 @@ def arguments_of(given: Raw) -> str:
 def spoken(items: Sequence[Entry]) -> tuple[str, list[ToolCall]]:
     """Return the text and the calls of a reply. Raises NotJson."""
     found = contents(Role.ASSISTANT, [(kind(raw), Raw(raw)) for raw in items])
-    return "".join(found.said), found.calls
+    return "".join(found.spoken), found.calls
 
 
 def calling(calls: Sequence[ToolCall]) -> Entry:
@@ -321,7 +321,7 @@ def complaint(status: int, body: bytes) -> Complaint:
     """A call of ours is missing behind reasoning that the client has seen if the record of its
     round is lost."""
     found = refusals.complaint(status, body)
-    lost = isinstance(found, Addition) and LOST in refusals.error_text(body).told
+    lost = isinstance(found, Addition) and LOST in refusals.error_text(body).quoted
     return Addition.THINKING if lost else found
 
 

@@ -128,9 +128,9 @@ def ended_as(event: ItemEvent) -> str:
     """Return the status of the reply that this event ends; empty if it does not end it."""
     if event.type in ENDINGS:
         return ENDINGS[event.type]
-    if rawjson.is_null(event.head.response):
+    if rawjson.is_null(event.decoded.response):
         return ""
-    status = text_of(object_of(event.head.response).get("status"))
+    status = text_of(object_of(event.decoded.response).get("status"))
     if status in FINAL:
         return status
     return "completed" if event.type == "response.done" else ""
@@ -220,7 +220,7 @@ class OutputItem(Call):
         return bool(self.cuts) and not any(text.strip() for text in self.texts.values())
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether this call is complete: an item that upstream stopped within says so, or has no
         end."""
         return self.final is not None and text_of(self.members.get("status")) in ("", "completed")
@@ -321,7 +321,7 @@ class ResponsesRound(Round):
     def read(self, event: ItemEvent) -> list[Part]:
         size = len(event.raw)
         if event.type in BEGINNINGS:
-            self.id = text_of(object_of(event.head.response).get("id"))
+            self.id = text_of(object_of(event.decoded.response).get("id"))
             return [] if self._later else self.put(event, self._loose, size)
         if ended := ended_as(event):
             return self._ended(event, ended)
@@ -332,11 +332,11 @@ class ResponsesRound(Round):
             return self.put(event, self._loose, size)
         parts: list[Part] = []
         if event.type == DONE:
-            item.complete(event.head.item)
+            item.complete(event.decoded.item)
             parts = self._scan(item)
         self._decide(item, sure=event.type == DONE)
         if item.ours:
-            item.size += len(memoryview(event.head.delta))
+            item.size += len(memoryview(event.decoded.delta))
             check_arguments(item.size)
         if event.type in SPOKEN and self.names:
             return self._say(event, item, size)
@@ -344,9 +344,11 @@ class ResponsesRound(Round):
 
     def _say(self, event: ItemEvent, item: OutputItem, size: int) -> list[Part]:
         """Take a piece of a text; what may be a call of ours is held."""
-        piece = text_of(event.head.delta)
+        piece = text_of(event.decoded.delta)
         key = SPOKEN[event.type]
-        number = place(event.head.content_index if key == "content" else event.head.summary_index)
+        number = place(
+            event.decoded.content_index if key == "content" else event.decoded.summary_index
+        )
         text = item, (key, number or 0)
         if not piece:
             return self.put(event, item, size)
@@ -397,13 +399,14 @@ class ResponsesRound(Round):
         Some servers give no index (llama.cpp), the same one or the same id to several items, or an
         id that changes within an item (Copilot), and some announce no item.
         """
-        index = place(event.head.output_index)
+        index = place(event.decoded.output_index)
         if event.type not in (ADDED, DONE):
-            return self._known.get(index) or self._known.get(text_of(event.head.item_id))
-        members = object_of(event.head.item)
+            return self._known.get(index) or self._known.get(text_of(event.decoded.item_id))
+        members = object_of(event.decoded.item)
         ids = [
             *filter(
-                None, map(text_of, (event.head.item_id, members.get("id"), members.get("call_id")))
+                None,
+                map(text_of, (event.decoded.item_id, members.get("id"), members.get("call_id"))),
             )
         ]
         keys: list[str | int] = [*ids] if index is None else [*ids, index]
@@ -417,7 +420,7 @@ class ResponsesRound(Round):
             and not any(self._known.get(id) is item for id in ids)
         )
         if event.type == ADDED or item is None or over:
-            item = self._begin(event.head.item)
+            item = self._begin(event.decoded.item)
         self._known |= dict.fromkeys(keys, item)
         return item
 
@@ -433,7 +436,7 @@ class ResponsesRound(Round):
     def _ended(self, event: ItemEvent, status: str) -> list[Part]:
         self.finish = status
         self.over = True
-        response = object_of(event.head.response)
+        response = object_of(event.decoded.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
         parts = list[Part]()
@@ -545,7 +548,7 @@ class ResponsesReply(ClientReply):
             self._adopt(block)
         if event is None:
             return b""
-        head = event.head
+        head = event.decoded
         changed = Members()
         if (
             None not in (block.place, place(head.output_index))
@@ -661,7 +664,7 @@ class ResponsesTurn(Turn):
     def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
         if parsed.type not in ("error", "response.failed"):
             return None
-        error = object_of(parsed.head.response).get("error")
+        error = object_of(parsed.decoded.response).get("error")
         return data if rawjson.is_null(error) else rawjson.encode({"error": error})
 
     @property

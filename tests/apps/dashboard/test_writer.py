@@ -155,7 +155,7 @@ def test_waiting_requests_do_not_fill_the_memory(writer: Writer) -> None:
     assert [attempt is not None for _, _, attempt in writer._queue] == [True, True, False, False]
     writer.start()
     wait_until(lambda: writer.state.written == 4)
-    assert writer._came == writer._left
+    assert writer._received == writer._left
 
 
 def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(

@@ -80,7 +80,7 @@ def test_a_session_file_is_one_request_for_each_reply(name: str, api: str, sourc
     assert "Read the logs 0 to 2" in texts(found[0]) and "A rule for all that follows" in texts(
         found[-1]
     )
-    assert all(one.said and one.said.prompt > 5_000 for one in found)
+    assert all(one.reported and one.reported.prompt > 5_000 for one in found)
     assert all(one.chat and one.chat.has_tools for one in found[1:])
 
 
@@ -111,7 +111,7 @@ def test_opencodes_database_is_read(tmp_path: Path) -> None:
     found = read(path)
     assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 5, 7, 9, 11, 13, 15, 17]
     assert {one.source for one in found} == {"opencode's session"}
-    assert found[1].said is not None and found[1].said.cached == 8730
+    assert found[1].reported is not None and found[1].reported.cached == 8730
     path.write_bytes(path.read_bytes()[:100])
     assert "but not one of opencode's" in left_out(path)
 
@@ -237,7 +237,10 @@ def test_an_export_holds_the_request_and_what_it_cost(tmp_path: Path, name: str)
         assert [json.loads(bytes(entry))["role"] for entry in found.chat.entries] == [
             one["role"] for one in HISTORY
         ]
-        assert found.said is not None and (found.said.prompt, found.said.cached) == (120, 100)
+        assert found.reported is not None and (found.reported.prompt, found.reported.cached) == (
+            120,
+            100,
+        )
 
 
 @pytest.mark.parametrize(
@@ -603,7 +606,7 @@ def test_an_export_of_opencode_is_read_like_its_database(tmp_path: Path) -> None
     found = read(file)
     assert [one.source for one in found] == ["opencode's export"] * 4
     assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 5, 7]
-    assert found[0].said is not None and found[0].said.cached == 50
+    assert found[0].reported is not None and found[0].reported.cached == 50
 
 
 def test_a_bare_list_of_messages_is_read_turn_by_turn(tmp_path: Path) -> None:
