@@ -192,14 +192,14 @@ def _verify(settings: Settings, chosen: Namespace, report: Path | None) -> int:
         proof.check(drawn, draw, budget)
         made = proof.Proof(policy, environment, Purse(budget or 0.0))
         sys.stderr.write(proof.before(made, draw, drawn))
-        proof.run(made, settings, drawn, loop)
-    if report:
-        _write(report, proof.page(made, draw, Path(given[0]).name if given else DEFAULTS))
+        proof.run(made, settings, drawn, runner)
     if chosen.json:
         found = msgspec.json.encode(proof.found(made, draw))
         sys.stdout.write(msgspec.json.format(found).decode() + "\n")
     else:
         sys.stdout.write("".join(f"{harmless(line)}\n" for line in proof.lines(made, draw)))
+    if report:
+        _write(report, proof.page(made, draw, Path(given[0]).name if given else DEFAULTS))
     return 0 if made.asked else 1
 
 

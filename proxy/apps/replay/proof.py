@@ -10,12 +10,11 @@ as many sessions as there are.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from asyncio import AbstractEventLoop
 from bisect import insort
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
@@ -57,6 +56,8 @@ from proxy.requests.versions import Refusal
 from proxy.server.process import Process
 from proxy.settings import Settings
 from proxy.terminal import in_money, several
+
+logger = logging.getLogger(__name__)
 
 MOST = 300
 """Most requests that are asked again, and so kept in memory."""
@@ -264,13 +265,19 @@ class Proof:
                 self._in_a_row = 0
             except (OffloadError, TimeoutError) as error:
                 _, why = blamed(error)
-                self.failed[why] += 1
-                self._in_a_row += 1
-                if self._in_a_row >= IN_A_ROW and not self.ended:
-                    self.ended = f"{IN_A_ROW} requests failed one after the other"
+                self._fail(why)
+            except Exception as error:  # what was paid for the others is not lost
+                logger.exception("a bug, in asking a request again")
+                self._fail(f"a bug of the proxy: {type(error).__name__}")
             finally:
                 self._reserved -= one.most
             _progress(f"{self.asked:,} asked, {in_money(self.purse.spent)} spent")
+
+    def _fail(self, why: str) -> None:
+        self.failed[why] += 1
+        self._in_a_row += 1
+        if self._in_a_row >= IN_A_ROW and not self.ended:
+            self.ended = f"{IN_A_ROW} requests failed one after the other"
 
     async def _ask(self, services: Services, recorded: RecordedRequest) -> dict[str, int]:
         planned, _ = await planned_by(self.policy, recorded, services.reader)
@@ -332,7 +339,7 @@ def _progress(said: str, end: str = " ") -> None:
         sys.stderr.write(f"\r{said}{end}")
 
 
-def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], loop: AbstractEventLoop) -> None:
+def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], runner: asyncio.Runner) -> None:
     """Ask these requests, until they end, the money ends, or somebody presses Ctrl-C: what has come
     of it by then counts."""
 
@@ -343,14 +350,10 @@ def run(proof: Proof, settings: Settings, drawn: Sequence[Drawn], loop: Abstract
             await proof.ask(process.services, drawn)
 
     with TemporaryDirectory(prefix="offload-verify-") as folder:
-        task = loop.create_task(asked(folder))
         try:
-            loop.run_until_complete(task)
+            runner.run(asked(folder))
         except KeyboardInterrupt:
             proof.ended = "it was interrupted"
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
         finally:
             _progress("", end="\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -310,3 +311,54 @@ def test_a_model_on_this_machine_needs_no_budget(world: World, few: None) -> Non
     out, _ = world.run("--json")
     found = json.loads(out)
     assert (found["asked"], found["spent"]) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("happens", "asked", "ended"),
+    [
+        (lambda: 1 // 0, [7], ""),
+        (lambda: signal.raise_signal(signal.SIGINT), range(2, 8), "it was interrupted"),
+    ],
+    ids=["bug", "interrupt"],
+)
+def test_what_was_paid_is_reported_whatever_ends_it(
+    happens: Callable[[], Any],
+    asked: Any,
+    ended: str,
+    world: World,
+    few: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A bug costs one request, and Ctrl-C those that are under way."""
+    compared = proof.compared
+    times = iter(range(8))
+
+    def third(*given: Any, **more: Any) -> dict[str, int]:
+        if next(times) == 2:
+            happens()
+        return compared(*given, **more)
+
+    monkeypatch.setattr(proof, "compared", third)
+    world.capture(count=8)
+    world.answer(steady)
+    out, _ = world.run("--budget", "20", "--json")
+    found = json.loads(out)
+    assert found["asked"] in asked
+    assert found["ended"] == ended and found["spent"] > 0
+    assert found["failed"] == ({} if ended else {"a bug of the proxy: ZeroDivisionError": 1})
+
+
+def test_a_page_that_cannot_be_written_hides_nothing_that_was_paid(world: World, few: None) -> None:
+    """Its folder is gone by then."""
+    folder = Path("pages")
+    folder.mkdir()
+
+    def model(asked: Asked) -> Message:
+        if folder.is_dir():
+            folder.rmdir()
+        return steady(asked)
+
+    world.capture(count=8)
+    world.answer(model)
+    out, err = world.run("--budget", "20", "--html", "pages/page.html", code=MISTAKE)
+    assert "Spent: at most $" in out and "pages/page.html: cannot be written" in err
