@@ -72,6 +72,8 @@ _HOP_BY_HOP = frozenset(
 )
 # `Expect` is not passed on: our own server answers it before it asks the client for the body.
 _OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"expect"}
+_SAID = b"x-offload"
+"""So begin the headers between a client and us."""
 _CREDENTIALS = frozenset((b"authorization", b"api-key", b"x-api-key", b"cookie"))
 
 
@@ -84,7 +86,7 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
     """
     headers = Headers(headers)
     dropped = _OURS_TO_SAY.union(
-        _named(headers), [name for name in headers.names() if name.startswith(b"x-offload")]
+        _named(headers), [name for name in headers.names() if name.startswith(_SAID)]
     )
     if credential is not None:
         dropped |= _CREDENTIALS
@@ -96,13 +98,15 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
 
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
     """Return the headers of upstream's reply that go to the client, then `ours`, which replace any
-    of the same name.
+    of the same name. If we say what we did, nobody behind us says it of this reply, too.
 
     All names are in lower case, as in ASGI.
     """
     ours = list(ours)
     lowered = Headers([(name.lower(), value) for name, value in headers])
     dropped = _HOP_BY_HOP.union(_named(lowered), dict(ours))
+    if any(name.startswith(_SAID) for name, _ in ours):
+        dropped |= {name for name, _ in lowered if name.startswith(_SAID)}
     return Headers([*(header for header in lowered if header[0] not in dropped), *ours])
 
 
