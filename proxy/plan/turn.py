@@ -124,6 +124,7 @@ _WHY = {
 }
 _UPSTREAM_COMPACTS = "upstream is asked to compact it"
 _OBSTACLES = {
+    "unwritten": f"{_UPSTREAM_COMPACTS}, because the model wrote no snapshot of it for the proxy",
     "unstored": f"{_UPSTREAM_COMPACTS}, because the proxy's store did not keep what would move",
     "store_originals": f"{_UPSTREAM_COMPACTS}, because with `store_originals: false` the proxy keeps no texts",
     "tools": "the client's tools have the names of the proxy's; rename one",

@@ -65,7 +65,7 @@ async def serve(
         return as_wished(prepared, wish, "store_originals"), None
     found = await rendering.compacted(caller, prepared, planned)
     if found is None:
-        return as_wished(prepared, wish, "compact"), None
+        return as_wished(prepared, wish, "unwritten"), None
     rendered, shown = found
     prepared = await accepted(replace(prepared, planned=rendered.planned, rendered=rendered))
     await caller.services.summaries.existing(rendered.planned, caller.records)  # it is used

@@ -39,6 +39,8 @@ async def chosen(
         return replace(prepared, observed=True)
     if not offload.holdout:
         return prepared
+    if prepared.references.digests and offload.holdout < 1:
+        return replace(prepared, holdout=Holdout.PLANNED)  # its history before that was planned
     holdout = await caller.run(partial(_holdout, caller.dialect, request, offload), request.size)
     return replace(prepared, holdout=holdout, observed=holdout is Holdout.KEPT)
 

@@ -340,6 +340,44 @@ def test_compaction_that_upstream_manages_is_left_out(upstream: Upstream, proxy:
     )
 
 
+@pytest.mark.parametrize("wish", [[{"type": "fold"}], [{"type": "compaction"}, {}], {}, "all"])
+def test_wishes_of_a_new_kind_are_left_to_upstream(
+    wish: Any, up: StrictUpstream, proxy: Proxy
+) -> None:
+    up.respond(lambda request: whole({"id": "resp_1", "object": "response", "output": []}))
+    reply = ask(proxy, history(), context_management=wish)
+    assert json.loads(up.requests[-1].body)["context_management"] == wish
+    assert reply.headers["x-offload-reason"].endswith("do not go with `context_management`")
+
+
+def test_a_trigger_counts_beside_what_upstream_is_to_manage(proxy: Proxy) -> None:
+    wish = [{"type": "compaction", "compact_threshold": 1000}]
+    [item] = ask(proxy, [*history(), TRIGGER], context_management=wish).json()["output"]
+    assert item["type"] == "compaction"
+
+
+def test_a_snapshot_that_the_model_does_not_write_is_named(
+    up: StrictUpstream, upstream: Upstream, proxy: Proxy
+) -> None:
+    up.expect_refusals = True
+    upstream.api.script([say("No.")], [say("No.")])
+    reply = ask(proxy, [*history(), TRIGGER])
+    assert json.loads(up.requests[-1].body)["input"][-1] == TRIGGER, "what the client sent"
+    assert reply.headers["x-offload-reason"] == (
+        "sent as it came: upstream is asked to compact it, because the model wrote no snapshot of it for the proxy"
+    )
+
+
+def test_a_compacted_conversation_is_not_held_out(up: StrictUpstream, proxy: Proxy) -> None:
+    """The model gets the tools by which it reads what its snapshot names."""
+    [item] = ask(proxy, [*history(), TRIGGER]).json()["output"]
+    policy = tight(up.url, offload={"holdout": 0.9999})
+    with served({"default": policy}, store=proxy.store) as other:
+        reply = ask(other, [item, {"role": "user", "content": "And now?"}])
+        assert reply.headers["x-offload-mode"] == "compact"
+        assert ask(other, history()).headers["x-offload-mode"] == "observe"
+
+
 @pytest.mark.parametrize("mode", ["passthrough", "native"])
 def test_upstream_serves_it_where_it_can_and_all_fits(
     mode: str, up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -125,6 +125,15 @@ def test_edits_are_left_out_but_those_of_thinking(
     assert FACT not in json.dumps(api.asked[-1]["messages"])
 
 
+def test_edits_of_a_new_kind_are_left_to_upstream(api: MessagesApi, proxy: Proxy) -> None:
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "fold_20271101"}]}
+    made = {**history(), "context_management": edits}
+    reply = proxy.post("/v1/messages", made, "alice", **{"anthropic-version": "2023-06-01"})
+    sent = [*api.asked, *api.refused]
+    assert reply.headers["x-offload-mode"] == "off" and sent
+    assert reply.headers["x-offload-reason"].endswith("do not go with `context_management`")
+
+
 def test_a_count_takes_the_wish_and_leaves_it_out(api: MessagesApi, proxy: Proxy) -> None:
     asked = {name: value for name, value in history().items() if name != "max_tokens"}
     with client_of(proxy) as client:

@@ -22,6 +22,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from errno import EACCES
 from hashlib import sha256
 from operator import add, itemgetter
 from pathlib import Path
@@ -267,19 +268,23 @@ class Rows:
         )
         self.close = self.connection.close
         try:
-            self._prepare()
+            self._prepare(path)
         except sqlite3.OperationalError:
             self.close()
             raise
+        except OSError as error:
+            self.close()
+            raise _unwritable(path, error) from error
         except (sqlite3.DatabaseError, DashboardFault) as error:
             self.close()
             why = f"{path} is not a dashboard file of this version ({error}): name another, or delete it"
             raise DashboardFault(why) from error
 
-    def _prepare(self) -> None:
+    def _prepare(self, path: Path) -> None:
         run = self.connection.execute
         if self._pragma("schema_version") and self._pragma("application_id") != OURS:
             raise DashboardFault("it has other tables")
+        path.chmod(0o600)  # not before it is known to be ours
         run("PRAGMA foreign_keys = ON")
         run(f"PRAGMA page_size = {PAGE}")
         if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -457,6 +462,11 @@ def _create(path: Path) -> None:
             path.touch(0o600)
         if path.is_symlink() or not path.is_file():
             raise DashboardFault(f"{path} is no regular file: name another")
-        path.chmod(0o600)
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
-        raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> DashboardFault:
+    return DashboardFault(f"{path} cannot be written: {error.strerror}")

@@ -15,7 +15,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.entries import Entry
 from proxy.dialects.messages import blocks, reply, request
 from proxy.dialects.messages.reply import as_events
-from proxy.dialects.messages.request import thinking_edits
+from proxy.dialects.messages.request import has_new_edits, thinking_edits
 from proxy.plan.compacting import MARK, Compacting, reference, referred
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
@@ -134,6 +134,8 @@ class MessagesDialect(Dialect):
             and text_of(object_of(request.members[WHOLE]).get("type")) != "summarize"
         ):
             return None  # what no API had when this was written
+        if request.obstacle == MANAGED and has_new_edits(request.members):
+            return None
         return {WHOLE: Compacting.WHOLE, MANAGED: Compacting.MANAGED}.get(request.obstacle)
 
     def target(self, target: bytes) -> bytes:

@@ -47,6 +47,8 @@ CREDIT = "fallback_credit_token"
 THINKING_EDITS = "clear_thinking_"
 """How the names of edits begin by which upstream clears thinking of earlier turns. A date
 follows."""
+EDITS = (THINKING_EDITS, "clear_tool_uses_", "compact_")
+"""How the names of all edits begin that the API had when this was written."""
 
 KNOWN = frozenset(
     (
@@ -150,6 +152,12 @@ def split(members: Members) -> tuple[list[Raw], str, dict[str, Any]]:
 
 def edits_in(members: Members) -> Raw | None:
     return object_of(members.get("context_management")).get("edits")
+
+
+def has_new_edits(members: Members) -> bool:
+    """Whether one is of a kind that we do not know."""
+    edits = elements_of(edits_in(members))
+    return not all(text_of(object_of(edit).get("type")).startswith(EDITS) for edit in edits)
 
 
 def thinking_edits(members: Members) -> list[Raw]:

@@ -21,7 +21,7 @@ from proxy.plan.plan import ToolCall
 from proxy.plan.recognise import Hidden
 from proxy.plan.turn import Request
 from proxy.policy import SnapshotRole
-from proxy.rawjson import Members, elements_of, string, text_of
+from proxy.rawjson import Members, elements_of, object_of, string, text_of
 
 _KEPT = re.compile(rb".*/responses/([^/]+)")
 
@@ -134,7 +134,10 @@ class ResponsesDialect(Dialect):
     def compaction_asked(self, path: bytes, request: Request) -> Compacting | None:
         if ENDPOINT.fullmatch(path) or request.obstacle == TRIGGER:
             return Compacting.WHOLE
-        return Compacting.MANAGED if request.obstacle == MANAGED else None
+        if request.obstacle != MANAGED or not _only_compaction(request.members[MANAGED]):
+            return None
+        triggered = any(kind(item).type == TRIGGER for item in given(request.members))
+        return Compacting.WHOLE if triggered else Compacting.MANAGED
 
     def target(self, target: bytes) -> bytes:
         return re.sub(rb"(/responses)/compact(?=\?|\Z)", rb"\1", target)
@@ -216,6 +219,12 @@ class ResponsesDialect(Dialect):
         return b"".join(
             event.encoded({"sequence_number": Raw(b"%d" % number)}) for number, event in events
         )
+
+
+def _only_compaction(wishes: Raw) -> bool:
+    """Whether nothing is asked for but what this API had when this was written."""
+    kinds = [text_of(object_of(wish).get("type")) for wish in elements_of(wishes)]
+    return rawjson.is_array(wishes) and all(one == "compaction" for one in kinds)
 
 
 def _reference(item: Raw) -> str:

@@ -282,8 +282,10 @@ def test_what_is_no_file_of_a_dashboard_is_left_alone(path: Path) -> None:
     ]  # fmt: skip
     for number, make in enumerate(makers):
         make(one := path.with_name(str(number)))
+        before = one.lstat().st_mode
         with pytest.raises(DashboardFault, match=str(one)):
             Rows(one, SIZE)
+        assert one.lstat().st_mode == before
 
 
 def test_the_file_is_its_owners_alone(rows: Rows, path: Path) -> None:
