@@ -331,7 +331,7 @@ async def test_the_first_page_shows_how_often_the_model_does_the_same(
         assert "Same tools called\n75 %\nthe same tools with and without the plan" in shown
         assert "Same next action\n50 %" in shown and "100 % where the same request" in shown
         assert (
-            "Length of replies\n10 % longer\nbetween 10 and 10 % longer, in the typical one of 40"
+            "Length of replies\n10 % longer\nbetween 9 and 10 % longer, in the typical one of 40"
             in shown
         )
         assert "Cost with its reply\n50 % less" in shown
