@@ -9,6 +9,7 @@ second signal ends several workers. SIGHUP reloads the policies, in every proces
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import gc
 import logging
@@ -199,7 +200,8 @@ def _listener(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
-        raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
+        cure = "; --port takes another" if error.errno == errno.EADDRINUSE else ""
+        raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}{cure}") from error
     except (TypeError, ValueError) as error:  # the name cannot be written as DNS wants it
         raise UserMistake(
             f"cannot listen on {_address(host, port)}: expected a host name or an address"

@@ -572,7 +572,10 @@ def test_an_address_in_use_is_a_user_mistake(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, said = run(f"--port={port}", store=tmp_path, OFFLOAD_ADMIN_TOKEN=long)
     assert code == 2
-    assert said == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert said == (
+        f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "--port takes another\n"
+    )
 
 
 def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:

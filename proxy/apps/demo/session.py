@@ -312,8 +312,7 @@ same prefix   {kept:.0%} of the input repeats how the request before began, so a
 nothing lost  {len(lost)} results were moved, and {stored}
 files         {folder}/store, kept for you; delete them when you like
               {sys.executable} -m proxy store ls --store {folder}/store
-your agent    offload-proxy serve --upstream https://api.openai.com/v1
-              OPENAI_BASE_URL=http://127.0.0.1:8787/v1 your-agent
+your agent    {sys.executable} -m proxy run -- claude
 
 """)
     sys.stdout.write("".join(f"FAILED: {fault}\n" for fault in wrong))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import msgspec
 
@@ -31,9 +32,9 @@ class Totals(msgspec.Struct):
     most_summarised: int = 0
     read_back: int = 0
     faults: int = 0
-    """Requests that upstream did not answer."""
+    """Requests that upstream did not answer, or answered with an error."""
     fault: str = ""
-    """Why, at the last of these."""
+    """What went wrong with the last of these."""
     waits: str = ""
     """Why nothing moved, at the largest request."""
     largest: int = -1
@@ -56,7 +57,10 @@ class Totals(msgspec.Struct):
         self._pay(outcome, price)
         if outcome.detail:
             self.faults += 1
-            self.fault = outcome.detail
+            self.fault = f"upstream did not answer: {outcome.detail}"
+        elif outcome.status >= 400:
+            self.faults += 1
+            self.fault = f"upstream answered with an error: {outcome.status}"
         if outcome.tokens_before > self.largest:
             self.largest = outcome.tokens_before
             self.waits = outcome.words
@@ -66,18 +70,18 @@ class Totals(msgspec.Struct):
             self.money_before += outcome.cost_before * price / 1e6
             self.money_after += outcome.cost_after * price / 1e6
 
-    def sentence(self, *, recall: bool) -> str:
-        """Say what the run came to. `recall`: whether `offload-proxy recall` shows what moved."""
+    def sentence(self, log: Path | None, *, recall: bool) -> str:
+        """Say what the run came to. `log` is the file that stays, if one does. `recall`: whether
+        `offload-proxy recall` shows what moved."""
         if not self.requests:
             if self.other_requests:
-                return (
-                    "no request for a reply came that the proxy could serve; its log says what came"
-                )
+                where = f"; {log} says what came" if log else ""
+                return f"no request for a reply went upstream{where}"
             return (
                 "no request came: the command asked no model, or its settings name another address"
             )
         if self.faults == self.requests:
-            return f"upstream did not answer: {self.fault}"
+            return self.fault
         asked = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
         moved = max(self.moved, self.most_moved)
         if not moved and not self.most_summarised:

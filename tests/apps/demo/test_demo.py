@@ -64,7 +64,7 @@ def test_the_demo_exits_with_0_and_prints_its_claims(
     assert "scripted" in done.stdout
     assert re.search(r"same prefix +\d\d%", done.stdout)
     assert re.search(r"nothing lost +[1-9]\d* results were moved", done.stdout)
-    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/v1" in done.stdout
+    assert f"your agent    {sys.executable} -m proxy run -- claude\n" in done.stdout
 
     (store,) = re.findall(r"^files +(\S+),", done.stdout, re.MULTILINE)
     assert Path(store).is_relative_to(tmp_path)

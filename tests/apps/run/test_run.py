@@ -298,7 +298,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         done = ran("exit=0", home=tmp_path, options=("--port", str(port)))
     assert done.returncode == 2
     assert (
-        done.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        done.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "--port takes another\n"
     )
 
 

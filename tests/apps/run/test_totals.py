@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ def told(*outcomes: Outcome, recall: bool = True, price: float | None = 4.0) -> 
     totals = Totals()
     for one in outcomes:
         totals.add(one, price)
-    return totals.sentence(recall=recall)
+    return totals.sentence(Path("/state/run.log"), recall=recall)
 
 
 def test_what_came_and_what_was_sent() -> None:
@@ -97,16 +98,34 @@ def test_it_says_why_nothing_moved_in_the_words_of_the_largest_request() -> None
         ([], "no request came: the command asked no model, or its settings name another address"),
         (
             [outcome(Kind.RELAY)],
-            "no request for a reply came that the proxy could serve; its log says what came",
+            "no request for a reply went upstream; /state/run.log says what came",
         ),
         (
             [outcome(Kind.UNTOUCHED, detail="connection refused")],
             "upstream did not answer: connection refused",
         ),
+        (
+            [outcome(Kind.UNTOUCHED, status=429), outcome(Kind.UNTOUCHED, status=401)],
+            "upstream answered with an error: 401",
+        ),
     ],
 )
 def test_a_run_without_a_reply_says_what_was_wrong(outcomes: list[Outcome], said: str) -> None:
     assert told(*outcomes) == said
+
+
+def test_no_log_is_named_where_none_stays() -> None:
+    totals = Totals()
+    totals.add(outcome(Kind.RELAY), None)
+    assert totals.sentence(None, recall=False) == "no request for a reply went upstream"
+
+
+def test_one_reply_is_enough_to_say_what_moved() -> None:
+    refused = outcome(Kind.UNTOUCHED, status=401, tokens_before=1_000)
+    served = outcome(Kind.UNTOUCHED, status=200, tokens_before=2_000, words="waiting: small")
+    assert told(refused, served) == (
+        "3 k tokens came in 2 requests, and nothing moved: waiting: small"
+    )
 
 
 @pytest.mark.parametrize(
