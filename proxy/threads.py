@@ -323,21 +323,30 @@ class Background:
         self._limit = limit
         self._free = bytes
         self._tasks: dict[str, asyncio.Task[object]] = {}
+        self._unawaited = set[str]()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(
-        self, name: str, work: Callable[[], Coroutine[Any, Any, object]], holds: int = 0
+        self,
+        name: str,
+        work: Callable[[], Coroutine[Any, Any, object]],
+        holds: int = 0,
+        *,
+        awaited: bool = True,
     ) -> bool:
         """Start `work` unless a task of this name, or too much other work, is running. Returns
         whether it started.
 
-        `holds` is the number of bytes of memory that the work keeps until it ends.
+        `holds` is the number of bytes of memory that the work keeps until it ends. `awaited` is
+        whether the end of the process waits for it.
         """
         if name in self._tasks or len(self._tasks) >= self._limit or holds > self._free:
             return False
         self._free -= holds
+        if not awaited:
+            self._unawaited.add(name)
         with nobody_waits():
             task = self._tasks[name] = asyncio.create_task(work(), name=name)
         task.add_done_callback(lambda task: self._ended(task, holds))
@@ -352,7 +361,9 @@ class Background:
         return bool(tasks)
 
     async def close(self, grace: float) -> None:
-        """Wait at most `grace` seconds for all tasks, then cancel the rest."""
+        """Wait at most `grace` seconds for all tasks that are awaited, then cancel the rest."""
+        for name in self._unawaited:
+            self._tasks[name].cancel()
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace)
         for task in list(self._tasks.values()):
@@ -360,6 +371,7 @@ class Background:
 
     def _ended(self, task: asyncio.Task[object], holds: int) -> None:
         self._free += holds
+        self._unawaited.discard(task.get_name())
         del self._tasks[task.get_name()]
         _report(task)
 

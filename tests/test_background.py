@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from proxy.threads import Background
-from tests.clock import soon, turns
+from tests.clock import PATIENCE, soon, turns
 
 
 async def test_background_runs_one_task_of_each_name_up_to_its_limit() -> None:
@@ -41,6 +41,23 @@ async def test_background_task_is_cancelled_after_the_grace_period() -> None:
     await turns()
     await background.close(0)
     await soon(ended.wait())
+
+
+async def test_the_end_does_not_wait_for_what_is_not_awaited() -> None:
+    background, done = Background(2), list[str]()
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        await turns()
+        done.append("mine")
+
+    background.start("spare", forever, 50, awaited=False)
+    background.start("mine", work)
+    await turns(1)
+    await soon(background.close(10 * PATIENCE))
+    assert done == ["mine"] and len(background) == 0
 
 
 async def test_who_needs_what_is_being_done_can_wait_for_it() -> None:

@@ -21,7 +21,7 @@ from tests.acceptance.test_archive import APIS, FACT, LOGS, REFERENCE, ask, body
 from tests.apps.dashboard.traffic import dashboard
 from tests.clients.apis import Asked, api
 from tests.clock import PATIENCE
-from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
+from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, hang, text
 from tests.serving import PLAIN, Proxy, served, tight, wait_until
 
 Json = dict[str, Any]
@@ -313,6 +313,19 @@ def test_a_client_that_hangs_up_is_not_asked_for(tmp_path: Path) -> None:
         made.upstream.requests[0].done.wait(PATIENCE)
         wait_until(lambda: bool(dashboard(made.proxy, "requests?outcome=all")))
     assert len(made.asked) == 1
+
+
+def test_the_end_of_the_proxy_does_not_wait_for_it(tmp_path: Path) -> None:
+    """Nobody sees these replies, and upstream may hang."""
+    answer = api("chat", lambda asked: look("/next.log"))
+
+    with StrictUpstream() as upstream:
+        upstream.respond(lambda one: hang() if len(upstream.requests) > 1 else answer(one))
+        policies = {"default": tight(upstream.url, offload=PRICED)}
+        with served(policies, store=tmp_path, drain_timeout=10 * PATIENCE) as proxy:
+            ask(proxy, "chat", LOGS, "And?")
+            wait_until(lambda: len(upstream.requests) == 2)
+        assert upstream.requests[1].left.wait(PATIENCE)
 
 
 def test_after_a_refusal_nothing_is_asked_again_for_a_while(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Verify(Part):
 
         # one at a time
         held = 3 * planned.request.size + len(prepared.reply)
-        services.background.start(f"verify {tenant}", ask_twice, held)
+        services.background.start(f"verify {tenant}", ask_twice, held, awaited=False)
 
     async def _compared(
         self,
