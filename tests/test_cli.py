@@ -332,8 +332,8 @@ def test_check_says_when_each_policy_first_acts_and_at_which_prices(tmp_path: Pa
     assert done.stdout.startswith(f"{tmp_path}: 1 policy, 1 warning below\n")
     told = [line.strip() for line in done.stdout.splitlines()]
     assert [line for line in told if line.startswith(("prices", "results", "warning"))] == [
-        "prices     plain input 1, cached 0, written to the cache 1 (this machine: no price list: reading a cache "
-        "takes no time)",
+        "prices     plain input 1, cached 0, written to the cache 1 (this machine: no price list, as its cache "
+        "is read at once)",
         "results    of 300 tokens: it does not act within 300 requests; waiting: the history is 107,840 tokens, above "
         "its ceiling of 3,000, but nothing in it can move now; no result above 400 tokens is left to move",
         "results    of 1,000 tokens: it first acts at request 4, where 3,380 tokens become 1,520 (history above its "

@@ -152,9 +152,9 @@ PRICE_LISTS = (
     ),
 )
 
-FREE = Prices("this machine", 0.0, 1.0, 0.0, source="no price list: reading a cache takes no time")
+FREE = Prices("this machine", 0.0, 1.0, 0.0, source="no price list, as its cache is read at once")
 """For loopback. A server elsewhere may be a gateway, and then reading is not free."""
-ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
+ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list, so the dearest ones' are assumed")
 """For models of no list."""
 _AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The longer of Anthropic's two lifetimes, in a request. Within a string, the quotation marks would
