@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from proxy.dialects.messages import MESSAGES
-from proxy.errors import ProxyError, UpstreamBroken
+from proxy.errors import ProxyError, UpstreamBroken, UpstreamUnreachable
 from proxy.lru import Lru
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.policy import Policy
@@ -65,6 +65,8 @@ CUTS = 3
 LIST_SECONDS = 5.0
 LIST_AGAIN = 600.0
 """Seconds for one list of models, and until an upstream that did not answer is asked again."""
+STARTING = 5.0
+"""Seconds until one that could not be reached is asked again: it may be about to start."""
 
 CREDENTIALS = 10_000
 LISTED = 200_000
@@ -324,6 +326,8 @@ class Known:
                 body = await relay.body(reply) if reply.status == 200 else b""
         except (ProxyError, TimeoutError) as error:
             logs.event(log, "no list of models", reason=str(error) or "silence", **told)
+            if isinstance(error, UpstreamUnreachable):
+                self._asked_until.put(source, self._clock() + STARTING)
             return
         self._asked_until.put(source, math.inf)
         listed = await self._reading.run(

@@ -16,7 +16,7 @@ from proxy.errors import UpstreamUnreachable
 from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Upstream
 from proxy.requests import windows
-from proxy.requests.windows import LIST_AGAIN, Known
+from proxy.requests.windows import LIST_AGAIN, STARTING, Known
 from proxy.threads import Background, WorkPool
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
@@ -324,23 +324,24 @@ async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Pr
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "later"),
     [
-        UpstreamUnreachable("gone"),
-        reply(b"", 503),
-        reply(b"", 429),
-        ScriptedReply(60.0, headers=[JSON]),
+        (UpstreamUnreachable("gone"), STARTING),
+        (reply(b"", 503), LIST_AGAIN),
+        (reply(b"", 429), LIST_AGAIN),
+        (ScriptedReply(60.0, headers=[JSON]), LIST_AGAIN),
     ],
     ids=["no connection", "a server's fault", "too many requests", "silence"],
 )
 async def test_an_upstream_that_fails_is_asked_again_later(
-    one: Process, fault: Any, monkeypatch: pytest.MonkeyPatch
+    one: Process, fault: Any, later: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(windows, "LIST_SECONDS", 0.01)
         assert await one.ask(tenant(), fault) is None
+    one.now += later - 1.0
     assert await one.ask(tenant()) is None and len(one.upstream.requests) == 1
-    one.now += LIST_AGAIN
+    one.now += 1.0
     assert await one.ask(tenant(), reply()) == 32_768
 
 
