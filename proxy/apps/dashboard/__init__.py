@@ -48,8 +48,6 @@ from proxy.telemetry.outcome import Outcome
 
 T = TypeVar("T")
 
-COOKIE = "offload_session"
-
 VALID = 12 * 3600
 VALID_BY_LINK = 30 * 86_400
 """Seconds for which a cookie is valid: one that can be had again with a token or key, and that of
@@ -253,6 +251,14 @@ class Access:
         self.token = admin_token or ""
         self._secret = secret
         self._clock = clock
+
+    @property
+    def cookie_name(self) -> str:
+        """Another one for each file whose secret signs: to browsers, all ports of a host are one
+        site, and one proxy's login would end that of another. It says nothing of the token, because
+        who logs out gets it, too."""
+        secret = b"" if self.token else self._secret()
+        return f"offload_session_{hmac.digest(secret, b'name', 'sha256')[:4].hex()}"
 
     def is_admin(self, token: str) -> bool:
         """Return whether this is the admin token."""

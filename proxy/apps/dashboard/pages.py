@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.apps.dashboard import COOKIE, VALID, VALID_BY_LINK, Dashboard, Viewer, WayIn
+from proxy.apps.dashboard import VALID, VALID_BY_LINK, Dashboard, Viewer, WayIn
 from proxy.apps.dashboard.describe import KINDS
 from proxy.apps.dashboard.queries import Reader, Wanted
 from proxy.apps.dashboard.rows import Row
@@ -105,7 +105,7 @@ class _Pages:
     # -- pages --
 
     async def index(self, request: Request) -> Response:
-        if self._access.viewer(request.cookies.get(COOKIE, "")) is None:
+        if self._access.viewer(request.cookies.get(self._access.cookie_name, "")) is None:
             return RedirectResponse("login", 303, HEADERS)
         return _static("index.html")
 
@@ -127,7 +127,7 @@ class _Pages:
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
-            COOKIE,
+            self._access.cookie_name,
             cookie,
             max_age=valid,
             path="/_offload/",
@@ -154,7 +154,9 @@ class _Pages:
 
     async def logout(self, request: Request) -> Response:
         response = RedirectResponse("login", 303, HEADERS)
-        response.delete_cookie(COOKIE, path="/_offload/", httponly=True, samesite="strict")
+        response.delete_cookie(
+            self._access.cookie_name, path="/_offload/", httponly=True, samesite="strict"
+        )
         return response
 
     # -- data --
@@ -173,7 +175,7 @@ class _Pages:
 
     async def _viewer(self, request: Request) -> Viewer:
         """Return who asks, by a valid cookie or else by bearer token. Raises ProxyError."""
-        if viewer := self._access.viewer(request.cookies.get(COOKIE, "")):
+        if viewer := self._access.viewer(request.cookies.get(self._access.cookie_name, "")):
             return viewer
         token = bearer(request.headers)
         if self._access.is_admin(token):
@@ -195,7 +197,7 @@ class _Pages:
         return {
             "operator": viewer.operator,
             "namespace": viewer.namespace,
-            "logged_in": COOKIE in request.cookies,
+            "logged_in": self._access.cookie_name in request.cookies,
             "version": version(),
             "worker": os.getpid(),
             "replica": self._dashboard.replica,

@@ -255,7 +255,7 @@ def test_a_key_without_requests_of_its_own_opens_nothing(
 def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: Proxy) -> None:
     done = login(proxy, token=ADMIN)
     assert (done.status_code, done.headers["location"]) == (303, "./")
-    cookie = SimpleCookie(done.headers["set-cookie"])["offload_session"]
+    [cookie] = SimpleCookie(done.headers["set-cookie"]).values()
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (
         True,
         "strict",
@@ -263,7 +263,7 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
     )
     assert not cookie["secure"]
     assert ADMIN not in str(done.headers)
-    with_it = {"headers": STRANGER, "cookies": {"offload_session": cookie.value}}
+    with_it = {"headers": STRANGER, "cookies": {cookie.key: cookie.value}}
     assert seen(proxy, **with_it) == ALL
     assert [dashboard(proxy, "me", **given)["logged_in"] for given in ({}, with_it)] == [
         False,
@@ -271,10 +271,10 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
     ]
 
     safe = login(proxy, {"origin": "https://localhost"}, token=ADMIN)
-    assert SimpleCookie(safe.headers["set-cookie"])["offload_session"]["secure"]
+    assert SimpleCookie(safe.headers["set-cookie"])[cookie.key]["secure"]
 
-    own = SimpleCookie(login(proxy, key="two").headers["set-cookie"])["offload_session"].value
-    assert seen(proxy, headers=STRANGER, cookies={"offload_session": own}) == ["model-of-two"]
+    own = SimpleCookie(login(proxy, key="two").headers["set-cookie"])[cookie.key].value
+    assert seen(proxy, headers=STRANGER, cookies={cookie.key: own}) == ["model-of-two"]
 
 
 def test_a_wrong_login_says_so(proxy: Proxy) -> None:
@@ -413,6 +413,19 @@ def test_without_a_token_a_printed_link_opens_the_pages_of_all_workers_once(tmp_
         assert (
             httpx.post(f"{proxy.root}/_offload/login", data=form, verify=PLAIN).status_code == 403
         )
+
+
+def test_logins_of_two_proxies_on_one_host_are_kept_side_by_side(tmp_path: Path) -> None:
+    """A browser sends a cookie to all ports, and these links open only once."""
+    with StrictUpstream() as upstream, httpx.Client(verify=PLAIN) as browser:
+        policies = {"default": tight(upstream.url)}
+        flags = [[f"--dashboard={tmp_path / name}"] for name in ("one.db", "two.db")]
+        with spawned(policies, flags=flags[0]) as one, spawned(policies, flags=flags[1]) as two:
+            for proxy in (one, two):
+                [link] = re.findall(r"opens, once, at (\S+)", proxy.log())
+                assert browser.get(link).status_code == 303
+            for proxy in (one, two):
+                assert browser.get(f"{proxy.root}/_offload/api/me").json()["operator"]
 
 
 def test_on_loopback_the_link_is_printed_and_the_login_names_no_other(tmp_path: Path) -> None:
