@@ -318,8 +318,12 @@ class Rows:
         return done
 
     def secret(self) -> bytes:
-        """Return random bytes that all processes with this file share."""
-        return bytes(self.connection.execute("SELECT value FROM secret").fetchone()[0])
+        """Return random bytes that all processes with this file share. Raises DashboardFault if the
+        file is damaged there."""
+        [value] = self.connection.execute("SELECT value FROM secret").fetchone()
+        if not isinstance(value, bytes):
+            raise DashboardFault("its file is damaged: delete it")
+        return value
 
     # -- what comes --
 

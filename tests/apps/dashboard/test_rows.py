@@ -288,6 +288,13 @@ def test_what_is_no_file_of_a_dashboard_is_left_alone(path: Path) -> None:
         assert one.lstat().st_mode == before
 
 
+@pytest.mark.parametrize("value", [None, "text", 7])
+def test_a_damaged_secret_is_a_fault_and_no_bug(value: object, rows: Rows) -> None:
+    rows.connection.execute("UPDATE secret SET value = ?", (value,))
+    with pytest.raises(DashboardFault, match="damaged"):
+        rows.secret()
+
+
 def test_the_file_is_its_owners_alone(rows: Rows, path: Path) -> None:
     rows.write(ended(1))
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
