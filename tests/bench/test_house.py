@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from bench import bodies, house
 from bench.bodies import MESSAGES, Talk
 
@@ -19,6 +23,18 @@ def test_tokens_lines_and_pairs_are_counted_without_comments_and_docstrings() ->
     assert house.size([TEXT]) == house.Size(tokens=5 + 7 + 2, lines=3, tuples=1)
     assert house.size([TEXT, TEXT]).tokens == 28
     assert house.formatted("a = 'x'\n") == 'a = "x"\n'
+
+
+def test_only_our_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    for folder in ("tests", "tests/clients/node_modules/gyp"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "one.py").write_text(f"# {folder}")
+    assert house.sources("tests") == ["# tests"]
+
+
+def test_the_words_of_the_table_are_counted() -> None:
+    assert 60 <= house.words() <= 80
 
 
 def test_a_greeting_runs_functions_of_ours() -> None:
