@@ -417,7 +417,7 @@ def test_an_identity_searches_only_if_a_listed_key_vouches_for_it(
             policy["api_keys"] = [{"sha256": hashlib.sha256(b"alice").hexdigest()}]
         with served({"acme" if listed else "default": policy}, store=tmp_path) as proxy:
             ask(proxy, "chat", LOGS, "And?", **account)
-            wait_until(lambda: bool(list(tmp_path.rglob("*/sessions/*"))))
+        with served({"acme" if listed else "default": policy}, store=tmp_path) as proxy:
             upstream.respond(api("chat", made := Steps(("grep", {"pattern": "vault"}))))
             ask(proxy, "chat", [], "Recall what opens the vault.", **account)
     assert (FACT in made.got[0]) == listed
@@ -430,7 +430,7 @@ def test_this_conversation_comes_first_and_is_not_marked(tmp_path: Path) -> None
         policy = tight(upstream.url, tools={"archive": "search", "inject": "always"})
         with served({"default": policy}, store=tmp_path) as proxy:
             first_conversation(proxy, "chat", model)
-            wait_until(lambda: bool(list(tmp_path.rglob("*/sessions/*"))))
+        with served({"default": policy}, store=tmp_path) as proxy:
             made = Steps(("grep", {"pattern": "vault|other fact"}))
             upstream.respond(api("chat", made))
             own = [("/own.log", log(9) + "\nother fact"), *LOGS[3:]]
