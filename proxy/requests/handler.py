@@ -130,6 +130,7 @@ class _Request:
         too_long = self._versions.too_long
         self.prepared = await rendering.render(self._caller, version, too_long=too_long)
         try:
+            self._versions.check(self.prepared)
             await self._send(self.prepared)
         except Refusal as refusal:
             if self._versions.refuse(self.prepared, refusal):
@@ -311,7 +312,6 @@ class _Request:
             rendered,
             self._caller.records,
             self._on_accepted,
-            self._versions.sending,
         )
         if self._dialect.counts:  # nothing is stored, asked for or learned
             async with aclosing(await rounds.send(turn.request())) as reply:
@@ -334,8 +334,6 @@ class _Request:
         planned = prepared.planned
         if body is None and Addition.THINKING in without and prepared.request:
             body = prepared.request.body
-        if planned is not None:  # then a refusal is understood
-            self._versions.sending(prepared.body if body is None else body)
         if body is not None:
             request = relay.changed(
                 client, tenant, body, self._dialect, without, first=not client.sent
@@ -401,7 +399,6 @@ class _Request:
     async def _on_accepted(self) -> None:
         """Upstream has accepted the request: now it may leave behind what its client's next ones
         find."""
-        self._versions.accepted()
         await self._vouch()
         with logs.beside(logger, f"keeping what later requests need of {self._client.request_id}"):
             self._renew()

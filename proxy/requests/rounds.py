@@ -111,13 +111,10 @@ class Rounds:
         rendered: Rendered,
         records: Records,
         on_accepted: Callable[[], Awaitable[None]],
-        sending: Callable[[bytes], None],
     ) -> None:
         self.on_accepted = on_accepted
         """Called once upstream has answered the first round, and so accepted the request and its
         credentials."""
-        self._sending = sending
-        """Called before each round is sent. What it raises is raised."""
         self._services = services
         self._client = client
         self._prepared = prepared
@@ -156,7 +153,6 @@ class Rounds:
 
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
-        self._sending(body)
         client = self._client
         prepared = self._prepared
         first = self._client.sent is None

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -147,8 +147,8 @@ class Versions:
         self._begins = True  # whether what is remembered is still to be struck
         self._blamed: frozenset[Addition] = frozenset()  # for what this request was refused
         self._replans = 0
-        self._sent = b""  # the body that was sent last
-        self._long: tuple[bytes, Refusal] | None = None  # the one that was refused as too long
+        self._long: tuple[_Length, Refusal] | None = None  # of the one that was refused as too long
+        self._limited = False  # whether another was sent with a lower limit for the reply alone
         self._repeated = False  # whether it was sent a second time unchanged
         self._in_vain = False  # whether its own version failed with and without thinking
         self.without: frozenset[Addition] = frozenset()
@@ -168,23 +168,25 @@ class Versions:
                 self.without = self._memory.refused(self._caller.owner, planned)
         return prepared.unrendered(without=self.without)
 
-    def sending(self, body: bytes) -> None:
-        """Note that this body is about to be sent. Raises the refusal that it would get if it was
-        too long before: no new plan has made it shorter."""
-        if self._long is not None and self._long[0] == body:
-            raise self._long[1]
-        self._sent = body
-
-    def accepted(self) -> None:
-        """Upstream has begun to answer: what was sent need not be kept."""
-        self._sent = b""
+    def check(self, prepared: Prepared) -> None:
+        """Check that this version is worth sending. Raises the refusal that it would get if one was
+        too long that is no longer. A lower limit for the reply alone is worth it once."""
+        if self._long is None:
+            return
+        length = _Length.of(prepared)
+        refused, refusal = self._long
+        if length._replace(limit=refused.limit) != refused:
+            return
+        if self._limited or length == refused:
+            raise refusal
+        self._limited = True
 
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
         before the next one. Raises the refusal that the client gets if no version is left."""
         complaint = self._dialect.complaint(refusal.status, refusal.error_body())
         if complaint is Verdict.OVERFLOW:
-            self._long = self._sent, refusal
+            self._long = _Length.of(prepared), refusal
         carried = prepared.additions or prepared.without & FORGIVING
         replans = self._replans
         if not carried:
@@ -290,6 +292,19 @@ class Versions:
             model = planned.request.model
             counted = prepared.tokens_after
             self._known.note_read(self._caller.owner, planned.policy, model, counted, read)
+
+
+class _Length(NamedTuple):
+    """What makes a version as long as it is. `tokens` are those of its history."""
+
+    additions: frozenset[Addition]
+    without: frozenset[Addition]
+    tokens: int
+    limit: int | None
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> _Length:
+        return cls(prepared.additions, prepared.without, prepared.history_tokens, prepared.limit)
 
 
 # -- what is remembered ----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import StoreFault, UpstreamBroken
 from proxy.plan.history import History
 from proxy.plan.turn import Addition
@@ -462,6 +463,21 @@ async def test_what_was_too_long_is_not_sent_again_unless_a_new_plan_changes_it(
         new = world.sent[before:]
         assert (client.status, client.body) == (400, OVERFLOW)
         assert len(set(new)) == len(new) and new.count(body) == 1
+
+
+async def test_a_lower_limit_alone_is_tried_once(world: World) -> None:
+    """Upstream counts more than we do, so that each refusal shows a smaller window."""
+    world.chat = Chat(world.services, MESSAGES)
+    said = "prompt is too long: 9100 tokens > 9000 maximum"
+    too_long = json.dumps({"type": "error", "error": {"message": said}}).encode()
+    asked = [{"role": "user", "content": "x" * 6_000}]
+    body = json.dumps({"model": "m", "max_tokens": 4_000, "messages": asked}).encode()
+    for tries in (2, 1):
+        before = len(world.sent)
+        client, _ = await world.ask(body, *[refused(too_long)] * 4)
+        limits = [json.loads(sent)["max_tokens"] for sent in world.sent[before:]]
+        assert (client.status, client.body, len(limits)) == (400, too_long, tries)
+        assert limits == sorted(limits, reverse=True) and limits[-1] < 4_000
 
 
 async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:

@@ -6,6 +6,7 @@ for a reply of `REPLY_TOKENS`. Once upstream has said what it counted, that is p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -129,13 +130,12 @@ class Asker:
         planned = self._rendered.planned
         meter = Meter(self._purse, planned.policy.offload, planned.request.reply_tokens)
 
-        def open_round(_: bytes) -> None:
+        def open_round() -> None:
             meter.settle(turn.spent, turn.rounds)
             meter.open(tokens + sum(use.tokens for use in prepared.uses))
 
-        rounds = _Unseen(
-            services, client, prepared, self._rendered, records, _nothing, sending=open_round
-        )
+        rounds = _Unseen(services, client, prepared, self._rendered, records, _nothing)
+        rounds.open = open_round
         self.spent.append(turn.spent)
         try:
             refused = await converse(turn, client, rounds)
@@ -151,9 +151,12 @@ class Asker:
 
 
 class _Unseen(Rounds):
-    """The rounds of requests whose replies nobody sees."""
+    """The rounds of requests whose replies nobody sees. `open` is called before each of them."""
+
+    open: Callable[[], None]
 
     async def send(self, body: bytes) -> UpstreamReply:
+        self.open()
         reply = await super().send(body)
         if reply.headers.has(b"x-offload-mode"):
             await reply.aclose()
