@@ -57,10 +57,12 @@ async def serve(
     is in the store before the reply.
     """
     planned = prepared.planned
-    if planned is None or not _serves(caller.dialect, prepared, planned):
+    served = planned is not None and _serves(caller.dialect, prepared, planned)
+    whole = wish.kind is Compacting.WHOLE
+    if planned is None or not served or (whole and prepared.observed):
         return as_wished(prepared, wish), None
-    if wish.kind is not Compacting.WHOLE:
-        return prepared, None
+    if not whole:
+        return replace(prepared, continued=_body(wish)) if prepared.observed else prepared, None
     if not planned.policy.store_originals:
         return as_wished(prepared, wish, "store_originals"), None
     found = await rendering.compacted(caller, prepared, planned)
@@ -80,7 +82,7 @@ async def serve(
 def _serves(dialect: Dialect, prepared: Prepared, planned: Planned) -> bool:
     """Whether the proxy serves the compaction that the client asks for."""
     policy = prepared.tenant.policy
-    if prepared.unplanned or prepared.observed or policy.compaction is Compaction.PASSTHROUGH:
+    if prepared.unplanned or policy.compaction is Compaction.PASSTHROUGH:
         return False
     if all(message.role is Role.SYSTEM for message in planned.history.messages):
         return False  # upstream says better that there is nothing to compact
@@ -92,12 +94,16 @@ def _serves(dialect: Dialect, prepared: Prepared, planned: Planned) -> bool:
 def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
     """Return the request as the client sent it, for upstream to compact. `obstacle` is why the
     proxy does not."""
-    body = None if wish.request is wish.request_as_sent else wish.request.body
     obstacle = obstacle or wish.request.obstacle or "compact"
     unplanned = prepared.unplanned or Reason.FIELD
     return prepared.unrendered(
-        planned=None, wish=None, continued=body, unplanned=unplanned, obstacle=obstacle
+        planned=None, wish=None, continued=_body(wish), unplanned=unplanned, obstacle=obstacle
     )
+
+
+def _body(wish: Wish) -> bytes | None:
+    """Return the body with the wish, if it is not as the client sent it."""
+    return None if wish.request is wish.request_as_sent else wish.request.body
 
 
 async def _stored(caller: Caller, rendered: Rendered, text: str, brought: References) -> str:

@@ -72,7 +72,8 @@ def heard(prepared: Prepared, hearing: set[str]) -> Iterator[int]:
     the plan. No more are kept than are compared: one of each tenant, as `hearing` says."""
     planned = prepared.in_force
     name = prepared.tenant.name
-    if planned is None or not planned.asked_again or name in hearing:
+    asked_again = planned is not None and planned.asked_again and not prepared.wish
+    if not asked_again or name in hearing:
         yield 0
         return
     hearing.add(name)
@@ -93,7 +94,8 @@ async def foresee(caller: Caller, prepared: Prepared) -> Prepared:
     reported = prepared.reported
     if planned is None or (prepared.foreseen is not None and reported is None):
         return prepared
-    work = partial(foreseen, planned, reported)
+    shortens = prepared.wish is not None
+    work = partial(foreseen, planned, reported, shortens=shortens)
     size = planned.request.size
     begun = reported is not None
     try:
@@ -105,11 +107,16 @@ async def foresee(caller: Caller, prepared: Prepared) -> Prepared:
     return replace(prepared, foreseen=found)
 
 
-def foreseen(planned: Planned, said: Reported | None = None, unseen: int = 0) -> Forecast:
+def foreseen(
+    planned: Planned, said: Reported | None = None, unseen: int = 0, *, shortens: bool = False
+) -> Forecast:
     """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them.
-    `unseen` is the tokens before the history that the request had besides what is known of it."""
+    `unseen` is the tokens before the history that the request had besides what is known of it.
+    `shortens`: whether upstream may have read less than the history, as the client wishes."""
     billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
     head = planned.before_history + unseen
-    return forecast(
-        planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed
+    by = partial(
+        forecast, planned.history.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS
     )
+    found = by(billed)
+    return replace(found, after=max(found.after, by().after)) if shortens else found

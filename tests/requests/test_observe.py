@@ -273,6 +273,40 @@ async def test_messages_are_observed_and_billed_by_both_ends_of_a_stream(
     assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == found
 
 
+MANAGED = {
+    "edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9}}]
+}
+
+
+async def test_a_history_that_upstream_is_to_clear_is_planned_as_if_it_were_not(
+    world: World,
+) -> None:
+    """What upstream bills is less than the history then, and says nothing of the plan's tokens."""
+    world.chat = Chat(world.services, MESSAGES)
+    verify = replace(world.policy.offload, verify=1.0, input_price=1.0)
+    world.policy = replace(world.policy, offload=verify)
+    call = {"type": "tool_use", "id": "c", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}
+    asked = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "assistant", "content": "It is 42."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    body = json.dumps(
+        {"model": "m", "max_tokens": 9, "messages": asked, "context_management": MANAGED}
+    ).encode()
+    usage = {"input_tokens": 500, "cache_read_input_tokens": 0, "output_tokens": 1}
+    reply = json.dumps({"type": "message", "role": "assistant", "content": [], "usage": usage})
+    _, outcome = await world.ask(body, ScriptedReply(reply.encode()))
+    assert world.sent == [body]
+    assert seen(outcome) == ("observed", "observe", "billed", "")
+    assert (outcome.compacted, outcome.cost_before) == (1, 625)
+    assert outcome.tokens_after < 3_000 < 25_000 < outcome.tokens_before
+    assert 300 < outcome.cost_after < outcome.tokens_after, "a part would be cached"
+
+
 async def test_what_is_only_observed_is_not_refused_for_want_of_a_plan(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
