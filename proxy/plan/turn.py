@@ -94,18 +94,23 @@ class Reason(StrEnum):
     BUG = "bug"  # before the reply began
     REFUSED = "refused"
 
-    def words(self, obstacle: str = "", unknown: Collection[str] = ()) -> str:
+    def words(
+        self, obstacle: str = "", unknown: Collection[str] = (), *, restored: bool = False
+    ) -> str:
         """Say in a sentence why a request has no plan. `unknown` are the members that we do not
-        know."""
+        know. `restored`: whether it is sent with what stands behind its references."""
+        sent = (
+            "sent with the history that its reference stands for" if restored else "sent as it came"
+        )
         if obstacle in map(_shown, unknown):
             return (
-                f"sent as it came: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "
+                f"{sent}: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "
                 "the policy's `upstream.members`"
             )
         why = _OBSTACLES.get(obstacle) or (
             f"the proxy's tools do not go with `{obstacle}`" if obstacle else _WHY[self]
         )
-        return f"sent as it came: {_UPSTREAM_COMPACTS if obstacle.startswith('compact') else why}"
+        return f"{sent}: {_UPSTREAM_COMPACTS if obstacle.startswith('compact') else why}"
 
 
 _WHY = {

@@ -94,11 +94,11 @@ def _serves(dialect: Dialect, prepared: Prepared, planned: Planned) -> bool:
 def as_wished(prepared: Prepared, wish: Wish, obstacle: str = "") -> Prepared:
     """Return the request as the client sent it, for upstream to compact. `obstacle` is why the
     proxy does not."""
+    prepared = prepared.unrendered(planned=None, wish=None, continued=_body(wish))
+    if prepared.unplanned:
+        return prepared
     obstacle = obstacle or wish.request.obstacle or "compact"
-    unplanned = prepared.unplanned or Reason.FIELD
-    return prepared.unrendered(
-        planned=None, wish=None, continued=_body(wish), unplanned=unplanned, obstacle=obstacle
-    )
+    return replace(prepared, unplanned=Reason.FIELD, obstacle=obstacle)
 
 
 def _body(wish: Wish) -> bytes | None:

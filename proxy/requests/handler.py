@@ -82,10 +82,10 @@ class _Request:
             self.prepared = self.prepared.unrendered(body=body)
             if await self._planned():
                 return
-            bug = self.prepared.unrendered(planned=None, unplanned=Reason.BUG, without=frozenset())
-            self.prepared = replace(
-                compactions.as_wished(bug, bug.wish) if bug.wish else bug, obstacle=""
+            bug = self.prepared.unrendered(
+                planned=None, unplanned=Reason.BUG, obstacle="", without=frozenset()
             )
+            self.prepared = compactions.as_wished(bug, bug.wish) if bug.wish else bug
             await self._send_untouched(self.prepared)
 
     async def _planned(self) -> bool:

@@ -244,7 +244,11 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
                 words.append(f"Only observed; the plan: {said}" if done else said)
         if self.reason:
             words.append(
-                self.reason.words(self.obstacle, self.request.unknown if self.request else ())
+                self.reason.words(
+                    self.obstacle,
+                    self.request.unknown if self.request else (),
+                    restored=bool(self.references.digests),
+                )
             )
         if planned is not None and planned.summary_asked is not None:  # its operator should know
             limit = compacting.limit(

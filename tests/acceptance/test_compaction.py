@@ -28,6 +28,7 @@ from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
 TRIGGER = {"type": "compaction_trigger"}
+OFF = {"x-offload": "off"}
 SNAPSHOT = "<state_snapshot><overall_goal>open the vault</overall_goal></state_snapshot>"
 GROUP = re.compile(r"/context_store/compressed_group_[0-9a-f]{16}\.txt")
 LOG = re.compile(r"/context_store/0\.log\.[0-9a-f]{16}\.txt")
@@ -376,6 +377,28 @@ def test_a_compacted_conversation_is_not_held_out(up: StrictUpstream, proxy: Pro
         reply = ask(other, [item, {"role": "user", "content": "And now?"}])
         assert reply.headers["x-offload-mode"] == "compact"
         assert ask(other, history()).headers["x-offload-mode"] == "observe"
+
+
+@pytest.mark.parametrize("trigger", [[], [TRIGGER]], ids=["", "trigger"])
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [({}, "the policy's mode for this model is off"), (OFF, "the client sent `x-offload: off`")],
+    ids=["mode", "header"],
+)
+def test_where_nothing_is_planned_the_reason_says_why_and_what_was_sent(
+    headers: dict[str, str], why: str, trigger: list[Json], up: StrictUpstream, proxy: Proxy
+) -> None:
+    up.expect_refusals = True
+    [item] = ask(proxy, [*history(), TRIGGER]).json()["output"]
+    question = {"role": "user", "content": "And now?"}
+    policy = tight(up.url) if headers else tight(up.url, offload={"mode": "off"})
+    with served({"default": policy}, store=proxy.store) as other:
+        for items, sent in (
+            ([item, question], "sent with the history that its reference stands for"),
+            (history(), "sent as it came"),
+        ):
+            reply = ask(other, [*items, *trigger], headers=headers)
+            assert reply.headers["x-offload-reason"] == f"{sent}: {why}"
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "native"])
