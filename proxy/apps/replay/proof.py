@@ -375,7 +375,8 @@ def before(proof: Proof, draw: Draw, drawn: Sequence[Drawn]) -> str:
     return (
         f"Asks {' and '.join(sorted(where))} again: up to {several(len(drawn), 'request')} of "
         f"{several(len(draw.sessions), 'session')}, each twice as it was sent and once as planned.\n"
-        f"This costs at most {in_money(most)}; only a reply of more than {REPLY_TOKENS:,} tokens can exceed that. "
+        f"This costs at most {in_money(most)}; only what {AT_ONCE} replies have beyond {REPLY_TOKENS:,} tokens each "
+        "can exceed that. "
         f"{NEEDED} requests cost at most {in_money(needed)}{short}. No reply is kept.\n"
     )
 
