@@ -95,13 +95,10 @@ class Reason(StrEnum):
     REFUSED = "refused"
 
     def words(
-        self, obstacle: str = "", unknown: Collection[str] = (), *, restored: bool = False
+        self, obstacle: str = "", unknown: Collection[str] = (), sent: str = "sent as it came"
     ) -> str:
-        """Say in a sentence why a request has no plan. `unknown` are the members that we do not
-        know. `restored`: whether it is sent with what stands behind its references."""
-        sent = (
-            "sent with the history that its reference stands for" if restored else "sent as it came"
-        )
+        """Say in a sentence how a request was `sent` without a plan, and why. `unknown` are the
+        members that we do not know."""
         if obstacle in map(_shown, unknown):
             return (
                 f"{sent}: the proxy does not know what `{obstacle}` means; where it is harmless, name it in "

@@ -86,7 +86,10 @@ class _Request:
                 planned=None, unplanned=Reason.BUG, obstacle="", without=frozenset()
             )
             self.prepared = compactions.as_wished(bug, bug.wish) if bug.wish else bug
-            await self._send_untouched(self.prepared)
+            try:
+                await self._send_untouched(self.prepared)
+            except Refusal as refusal:
+                await self._pass_on(refusal)
 
     async def _planned(self) -> bool:
         """Reply to the client, by way of the stages. Returns False after a bug of ours before the
@@ -114,16 +117,18 @@ class _Request:
         self.prepared = await self._plan(self.prepared)
         if self.prepared.wish is not None and await self._compacted(self.prepared.wish):
             return
-        if self.prepared.observed:
-            await self._observe()
-            return
+        await (self._observe() if self.prepared.observed else self._serve())
+
+    async def _serve(self, heard: int = 0) -> None:
+        """Send one version after another until upstream takes it, or the client gets its refusal.
+        `heard` as in `_send_untouched`."""
         try:
-            while not await self._sent():
+            while not await self._sent(heard):
                 pass
         except Refusal as refusal:
             await self._pass_on(refusal)
 
-    async def _sent(self) -> bool:
+    async def _sent(self, heard: int) -> bool:
         """Send the next version and return whether upstream takes it. Raises the refusal that the
         client gets."""
         version = self._versions.next(self.prepared)
@@ -131,7 +136,7 @@ class _Request:
         self.prepared = await rendering.render(self._caller, version, too_long=too_long)
         try:
             self._versions.check(self.prepared)
-            await self._send(self.prepared)
+            await self._send(self.prepared, heard)
         except Refusal as refusal:
             if self._versions.refuse(self.prepared, refusal):
                 self.prepared = await self._plan(self.prepared)
@@ -292,18 +297,18 @@ class _Request:
         caller = self._caller
         self.prepared = await observing.foresee(caller, self.prepared)
         with observing.heard(self.prepared, self._services.hearing) as heard:
-            await self._send_untouched(self.prepared, heard)
+            await self._serve(heard)
         self.prepared = await observing.foresee(caller, self.prepared)
 
     # -- sending it --
 
-    async def _send(self, prepared: Prepared) -> None:
+    async def _send(self, prepared: Prepared, heard: int) -> None:
         """Have upstream answer the client. Raises a refusal, of which the client has seen
         nothing."""
         turn = prepared.turn
         rendered = prepared.rendered
         if turn is None or rendered is None:
-            await self._send_untouched(prepared)
+            await self._send_untouched(prepared, heard)
             return
         rounds = Rounds(
             self._services,
@@ -331,7 +336,6 @@ class _Request:
         tenant = prepared.tenant
         relay = self._services.relay
         body = prepared.continued or prepared.shortened
-        planned = prepared.planned
         if body is None and Addition.THINKING in without and prepared.request:
             body = prepared.request.body
         if body is not None:
@@ -345,12 +349,7 @@ class _Request:
         client.sent = client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if (
-                reply.status >= 400
-                and not prepared.observed
-                and planned is not None
-                and reply.status in refusals.LONG_STATUSES
-            ):
+            if prepared.request is not None and reply.status in refusals.LONG_STATUSES:
                 refusal = await Refusal.read(reply)
                 if refusal.complete:
                     raise refusal

@@ -124,8 +124,9 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether we may have changed this request, or an earlier one of the conversation."""
-        return self.planned is not None and self.planned.may_change
+        """Whether we may have changed this request, or an earlier one of the conversation: without
+        a plan that is not known."""
+        return self.planned is None or self.planned.may_change
 
     @property
     def additions(self) -> frozenset[Addition]:
@@ -245,9 +246,7 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
         if self.reason:
             words.append(
                 self.reason.words(
-                    self.obstacle,
-                    self.request.unknown if self.request else (),
-                    restored=bool(self.references.digests),
+                    self.obstacle, self.request.unknown if self.request else (), self._sent
                 )
             )
         if planned is not None and planned.summary_asked is not None:  # its operator should know
@@ -256,6 +255,15 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
             )
             words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
         return " ".join(filter(None, (*words, *self.remarks)))
+
+    @property
+    def _sent(self) -> str:
+        """Say how the request is sent without its plan."""
+        if Addition.THINKING in self.without:
+            return "sent without the thinking that upstream refused"
+        if self.references.digests:
+            return "sent with the history that its reference stands for"
+        return "sent as it came"
 
     @property
     def remarks(self) -> Sequence[str]:

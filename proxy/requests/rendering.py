@@ -25,11 +25,11 @@ from proxy.requests.summary_writer import ask
 
 
 async def render(caller: Caller, prepared: Prepared, *, too_long: bool) -> Prepared:
-    """Return the request rendered to its plan; as it came if there is no plan or it changes
-    nothing. `too_long`: whether upstream has refused it as that."""
+    """Return the request rendered to its plan; as it came if there is no plan, or it is
+    only observed or changes nothing. `too_long`: whether upstream has refused it as that."""
     planned = prepared.planned
     without = prepared.without
-    if planned is None or prepared.reason:
+    if planned is None or prepared.reason or prepared.observed:
         return prepared
     if not planned.may_change:
         return await _shortened(caller, prepared, planned, too_long)

@@ -164,7 +164,7 @@ class Versions:
             self._begins = False
             planned = prepared.planned
             self.without = frozenset()
-            if planned is not None and planned.may_change:
+            if planned is not None and planned.may_change and not prepared.observed:
                 self.without = self._memory.refused(self._caller.owner, planned)
         return prepared.unrendered(without=self.without)
 
@@ -183,8 +183,12 @@ class Versions:
 
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
-        before the next one. Raises the refusal that the client gets if no version is left."""
+        before the next one. Raises the refusal that the client gets if no version is left. Without a
+        plan, the only other one is without thinking."""
         complaint = self._dialect.complaint(refusal.status, refusal.error_body())
+        unplanned = prepared.planned is None or prepared.observed
+        if unplanned and complaint is not Addition.THINKING:
+            raise self._own_refusal or refusal
         if complaint is Verdict.OVERFLOW:
             self._long = _Length.of(prepared), refusal
         carried = prepared.additions or prepared.without & FORGIVING

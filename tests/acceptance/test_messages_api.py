@@ -109,6 +109,23 @@ def test_thinking_about_what_was_moved_is_dropped_upstream(ask: Ask, api: Messag
     }
 
 
+@pytest.mark.parametrize("how", ["off", "observe"])
+def test_thinking_about_what_was_moved_is_dropped_where_nothing_moves_any_more(
+    how: str, proxy: Proxy, ask: Ask, api: MessagesApi
+) -> None:
+    messages = begun(ask, api, **THINKER)
+    looked(api)
+    reply = ask(messages, **THINKER)
+    messages += [{"role": "assistant", "content": reply["content"]}, USER]
+    before = len(api.refused)
+    api.script([say("ok")])
+    sent = post(proxy, body_of(messages, **THINKER), **{"x-offload": how})
+    assert sent.status_code == 200 and len(api.refused) == before + 1
+    assert api.asked[-1]["messages"] == messages
+    why = "sent without the thinking that upstream refused: the client sent `x-offload: off`"
+    assert how == "observe" or sent.headers["x-offload-reason"] == why
+
+
 def test_a_client_that_changes_its_history_itself_hears_of_it(
     proxy: Proxy, api: MessagesApi
 ) -> None:

@@ -213,6 +213,31 @@ def test_nothing_stored_means_no_ids_of_what_is_put_back(
     assert api.refused == []
 
 
+@pytest.mark.parametrize("how", ["off", "observe", "mode: off"])
+def test_where_nothing_is_put_back_any_more_reasoning_before_a_hidden_call_is_left_out(
+    how: str, client: openai.OpenAI, up: StrictUpstream, api: ResponsesApi
+) -> None:
+    """Upstream refuses it, and the client cannot know why."""
+    ask = asking(client, stream=False)
+    options: Json = {"store": False, "include": ["reasoning.encrypted_content"]}
+    items = begun(ask, api, **options)
+    api.script([reasoning("I look."), call("grep", {"pattern": "code is"})], [say("Found.")])
+    items += [*replayed(ask(items, **options)), {"role": "user", "content": "?"}]
+    api.script([say("Done.")])
+    if how == "mode: off":
+        policy = tight(up.url, offload={"mode": "off"})
+        with served({"default": policy}) as other, client_of(other) as elsewhere:
+            reply = asking(elsewhere, stream=False)(items, **options)
+    else:
+        reply = ask(items, extra_headers={"x-offload": how}, **options)
+    assert reply.output_text == "Done."
+    [refused] = api.refused
+    assert "without its required following item" in refused
+    sent = api.asked[-1]["input"]
+    kept = [item for item in items if item.get("type") != "reasoning"]
+    assert [item.get("call_id") for item in sent] == [item.get("call_id") for item in kept]
+
+
 def test_a_client_that_leaves_its_history_to_upstream_never_gets_our_tools(
     up: StrictUpstream,
 ) -> None:
