@@ -67,9 +67,11 @@ def altered(
 ) -> dict[int, Entry]:
     """Return the entries that are sent changed, by their indexes: those that moved, and those with
     a cache breakpoint of ours. `marking` is the request whose breakpoints ours join."""
-    moves = {index: move for index, move in plan.moves.items() if stays(transcript, shown, index)}
+    moves = plan.moves
     made: dict[int, Entry] = {
-        index: previews(index, move.event == 0) for index, move in moves.items()
+        index: previews(index, moves[index].event == 0)
+        for index in staying(transcript, shown)
+        if index in moves
     }
     if marking is not None and (places := _to_mark(transcript, plan, shown)):
         entries = {index: made.get(index, transcript.raws[index]) for index in places}
@@ -103,7 +105,7 @@ def render(
     if shown is None:
         return [entry for index in range(stop) for entry in sent(index)]
     entries: list[Entry] = []
-    kept = [index for index in range(min(start, stop)) if stays(transcript, shown.boundary, index)]
+    kept = [index for index in beside(transcript, shown.boundary) if index < stop]
     kept += range(start, stop)[:1]
     cuts = [place for place in range(1, len(kept)) if kept[place] == kept[place - 1] + 1]
     # what the client had side by side stays apart
@@ -246,9 +248,17 @@ def with_previews(
     return dialect.replace(raw, replaced)
 
 
-def stays(transcript: Transcript, shown: SummaryBoundary | None, index: int) -> bool:
-    """Whether an entry is sent beside the snapshot of the boundary that is shown."""
-    return shown is None or index >= shown.end or index in shown.pins or index < transcript.leading
+def beside(transcript: Transcript, shown: SummaryBoundary) -> list[int]:
+    """Return the indexes of the entries before the boundary's end that its snapshot leaves."""
+    kept = shown.pins.union(range(transcript.leading))
+    return sorted([index for index in kept if index < shown.end])
+
+
+def staying(transcript: Transcript, shown: SummaryBoundary | None) -> Sequence[int]:
+    """Return the indexes of the entries that are sent beside the snapshot of the boundary that is
+    shown."""
+    every = range(len(transcript.messages))
+    return [*beside(transcript, shown), *every[shown.end :]] if shown else every
 
 
 def replaced(
@@ -260,13 +270,10 @@ def replaced(
     A history has many boundaries, so only the entries between the two are looked at, and those that
     `since` kept.
     """
-    first = since.end if since else 0
-    kept = sorted(index for index in since.pins if index < first) if since else []
-    return [
-        index
-        for index in (*kept, *range(first, boundary.end))
-        if not stays(transcript, boundary, index)
-    ]
+    left = {*beside(transcript, boundary)}
+    before = range(since.end, boundary.end) if since else range(boundary.end)
+    earlier = beside(transcript, since) if since else []
+    return [index for index in (*earlier, *before) if index not in left]
 
 
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:

@@ -443,9 +443,11 @@ class Rendered(msgspec.Struct, frozen=True):
         tokens = sum(hidden.tokens for index, hidden in sent.items() if index >= start)
         if shown:
             tokens += reader.count(render.shown_block(transcript, shown), planned.request.model)
-        for index, item in enumerate(planned.history.items):
-            if render.stays(transcript, boundary, index):
-                tokens += live(item, plan.moves.get(index))
+        items = planned.history.items
+        moves = plan.moves
+        tokens += sum(
+            [live(items[at], moves.get(at)) for at in render.staying(transcript, boundary)]
+        )
         return Rendered(planned, plan, shown, sent, entries, tokens, rounds, altered)
 
     @property
@@ -527,16 +529,17 @@ class Rendered(msgspec.Struct, frozen=True):
             Rendered.of(planned, self.shown, rounds, reader, self.plan), found=self.found
         )
 
-    def _replaced(self) -> list[int]:
-        return render.replaced(self.planned.transcript, self.shown.boundary) if self.shown else []
+    def _staying(self) -> Sequence[int]:
+        return render.staying(self.planned.transcript, self.shown.boundary if self.shown else None)
 
     def compressed(self) -> int:
         """Return how many entries the snapshot replaces."""
-        return len(self._replaced())
+        return len(self.planned.history) - len(self._staying())
 
     def compacted(self) -> int:
         """Return how many entries are sent with previews."""
-        return len(self.plan.moves.keys() - set(self._replaced()))
+        moves = self.plan.moves
+        return sum([at in moves for at in self._staying()])
 
 
 def corrected(planned: Planned, altered: Mapping[int, Entry], start: int) -> dict[int, Entry]:
