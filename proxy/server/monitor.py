@@ -23,7 +23,7 @@ class Monitor(Part):
         self.pages = [Route("/health", self._health), Route("/metrics", self._metrics)]
 
     async def _health(self, request: Request) -> Response:
-        if request.query_params.get("deep", "0") in ("", "0", "false"):
+        if request.query_params.get("deep", "") in ("", "0", "false"):
             return JSONResponse({"status": "healthy"})
         self._check(request)
         healthy, page = await self._process.health()

@@ -206,7 +206,6 @@ def _listener(host: str, port: int) -> socket.socket:
         raise UserMistake(
             f"cannot listen on {_address(host, port)}: expected a host name or an address"
         ) from error
-    listener.set_inheritable(True)
     return listener
 
 
@@ -214,7 +213,6 @@ def _say(line: str) -> None:
     # a full disk below standard error is no reason not to serve
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
 
 
 def _address(host: str, port: int) -> str:

@@ -13,9 +13,9 @@ from proxy.policies.tenants import Tenant
 from proxy.policy import Limits, Policy
 from proxy.requests.exchange import Account
 from proxy.server import access
-from proxy.server.access import SLOW_SECONDS, Bounds, Inflow, Shares
+from proxy.server.access import SLOW_SECONDS, Bounds, Inflow, Presence, Shares
 from proxy.settings import Settings
-from tests.clock import Clock
+from tests.clock import Clock, turns
 
 
 class Connection:
@@ -121,6 +121,21 @@ async def test_a_request_gives_its_bytes_and_its_place_back_once() -> None:
             last.hold(1)
         last.let_go()
     assert not bounds._of and not bounds._places, "nothing is left of callers that are gone"
+
+
+async def test_whoever_waits_learns_that_the_client_has_hung_up() -> None:
+    """Soon, if it begins to wait later."""
+    presence = Presence()
+    inflow = Inflow(Bounds(Settings(), lambda *_: None), presence)
+    heard: list[str] = []
+    inflow.watch(lambda: heard.append("early"))
+    inflow.watch(lambda: heard.append("given up"))()
+    presence.leave()
+    assert heard == ["early"]
+    heard.clear()
+    inflow.watch(lambda: heard.append("late"))
+    await turns()
+    assert "late" in heard
 
 
 def test_a_caller_that_upstream_knows_has_more_room() -> None:

@@ -89,8 +89,9 @@ def test_deep_health_is_refused_to_strangers(
         assert deep(proxy, **FORWARDED, authorization=f"{scheme} secret")[0] == 200
     assert deep(proxy, **FORWARDED, authorization="Basic secret")[0] == 403
     assert not up.refusals
-    shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED, verify=PLAIN)
-    assert shallow.json() == {"status": "healthy"}
+    for asked in ("", "?deep", "?deep=0", "?deep=false"):
+        shallow = httpx.get(f"{proxy.root}/health{asked}", headers=FORWARDED, verify=PLAIN)
+        assert shallow.json() == {"status": "healthy"}
 
 
 async def test_every_upstream_is_asked_without_a_key_and_any_status_below_500_will_do(

@@ -110,6 +110,19 @@ def test_foreign_origins_are_refused_with_advice(headers: list[tuple[str, str]])
     assert (refused.value.status, refused.value.code) == (403, "origin_not_allowed")
 
 
+def test_a_refusal_names_what_is_foreign_and_not_at_length() -> None:
+    long = "evil." * 100
+    for headers, what in (
+        ([("Host", "evil.example")], "the host 'evil.example'."),
+        ([("Host", long)], f"the host '{long[:100]}'."),
+        ([("Origin", "https://evil.example")], "pages of the origin 'https://evil.example'."),
+        ([("Sec-Fetch-Site", "cross-site")], "pages of other sites."),
+    ):
+        with pytest.raises(ForeignSite) as refused:
+            check(raw(headers), b"/v1/models", ALLOWED)
+        assert f"This proxy does not serve {what} The operator can" in refused.value.message
+
+
 @pytest.mark.parametrize(
     ("target", "passes"),
     [

@@ -82,6 +82,12 @@ async def said(raw: bytes, app: Any = echo) -> tuple[list[tuple[Any, bytes]], by
     return list(SEEN), back
 
 
+async def test_a_reply_has_no_header_but_the_applications() -> None:
+    """Upstream has said when it answered, and what it is."""
+    _, back = await said(GET, hello)
+    assert back == b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
+
+
 POST = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

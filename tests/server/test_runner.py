@@ -14,14 +14,16 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
 
 import pytest
 from uvicorn.supervisors import Multiprocess
 
-from proxy.server.runner import SHORT_TOKEN, _Supervisor, accept_waiting
+from proxy.server import runner
+from proxy.server.runner import GRACE, SHORT_TOKEN, _Supervisor, accept_waiting
 from tests import serving
-from tests.clock import PATIENCE, soon, until
+from tests.clock import PATIENCE, Clock, soon, until
 from tests.serving import Start, started
 from tests.wire import (
     EVENTS,
@@ -535,6 +537,45 @@ def test_a_supervisor_that_fails_ends_its_workers(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OSError, match="no space left"):
         object.__new__(_Supervisor).run()
     assert done == ["told", "ended"]
+
+
+class Hanging:
+    """A worker that does not end unless it is killed, as uvicorn sees it."""
+
+    pid = 1
+    exitcode: int | None = None
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.process = self
+        self.killed: float | None = None
+
+    def is_alive(self) -> bool:
+        return self.killed is None
+
+    def join(self, seconds: float) -> None:
+        self._clock.move(seconds)
+
+    def kill(self) -> None:
+        self.killed = self._clock()
+
+
+@pytest.mark.parametrize("again", [[], [signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP]])
+def test_a_worker_that_hangs_has_the_time_to_log_it_unless_a_second_signal_comes(
+    monkeypatch: pytest.MonkeyPatch, again: list[int]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=clock))
+    supervisor = object.__new__(_Supervisor)
+    supervisor.config = cast("Any", SimpleNamespace(timeout_graceful_shutdown=30))
+    supervisor.signal_queue = again
+    supervisor.processes = cast("Any", [worker := Hanging(clock)])
+    supervisor.join_all()
+    assert supervisor.killed and worker.killed is not None
+    if again in ([], [signal.SIGHUP]):
+        assert 30 + GRACE + 1 < worker.killed < 30 + GRACE + 10
+    else:
+        assert worker.killed < 1
 
 
 def run(*flags: str, store: Path, **environment: str) -> tuple[int, str]:

@@ -17,9 +17,6 @@ pytest.importorskip(
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from proxy.errors import UserMistake
-from proxy.server import process
-from proxy.settings import Settings
 from tests.apps.dashboard.traffic import session
 from tests.clock import PATIENCE
 from tests.fake_upstream import StrictUpstream
@@ -121,29 +118,6 @@ def test_a_failed_call_says_so(collector: Collector) -> None:
         "UpstreamUnreachable",
     }
     assert {span.status.code for span in collector.spans} == {2}
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"OTEL_SERVICE_NAME": "x"},
-        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1", "OTEL_SDK_DISABLED": "true"},
-        {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:1"},
-    ],
-)
-def test_it_is_off_by_default(environment: dict[str, str]) -> None:
-    assert process._opentelemetry(Settings(environment=environment)) is None
-
-
-def test_a_wrong_variable_is_a_user_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_ATTRIBUTE_COUNT_LIMIT", "many")
-    environment = {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:1",
-        "OTEL_ATTRIBUTE_COUNT_LIMIT": "many",
-    }
-    with pytest.raises(UserMistake, match="OTEL_ATTRIBUTE_COUNT_LIMIT"):
-        process._opentelemetry(Settings(environment=environment))
 
 
 def test_a_collector_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
