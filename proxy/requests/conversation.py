@@ -104,6 +104,7 @@ class _Conversation:
         self._signs = 0  # of life so far
         self._lived = self._clock()  # when the newest one was written
         self._begun = False  # whether any event with data has come
+        self._accepted = False  # whether that upstream has taken the request is recorded
         self._heard = 0  # bytes of all replies
         self._showing = False  # whether the newest answers have an image or a file
         self._refused: Refusal | None = None  # after which the client's own request was sent
@@ -124,7 +125,7 @@ class _Conversation:
     async def _rounds(self) -> None:
         turn = self._turn
         await self._round(retries=0)
-        await self._io.on_accepted()
+        await self._accept()
         while turn.state is not State.DONE:
             if turn.state is State.CALLING:
                 answers = await self._io.resolve(await self._run(lambda: turn.calls))
@@ -142,6 +143,11 @@ class _Conversation:
         async with self._writing:
             await self._start()
             await self._client.finish(last)
+
+    async def _accept(self) -> None:
+        if not self._accepted:
+            self._accepted = True
+            await self._io.on_accepted()
 
     # -- writing to the client --
 
@@ -269,6 +275,8 @@ class _Conversation:
                         if rest := await _rest(chunks):
                             await self._write(await self._received(decoder, rest))
                         return
+                if self._begun:
+                    await self._accept()
         async with self._writing:
             out = early + await self._received(decoder, None)
             if self._turn.refusal is not None:

@@ -113,7 +113,7 @@ class Rounds:
         on_accepted: Callable[[], Awaitable[None]],
     ) -> None:
         self.on_accepted = on_accepted
-        """Called once upstream has answered the first round, and so accepted the request and its
+        """Called once upstream has begun to answer, and so accepted the request and its
         credentials."""
         self._services = services
         self._client = client

@@ -159,6 +159,19 @@ async def test_streamed_turn_in_pieces_of_any_size(size: int) -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
+async def test_a_request_is_accepted_with_the_first_event_of_its_reply() -> None:
+    """A client that hangs up within the reply has been accepted, too."""
+    later = asyncio.Event()
+    reply = ScriptedReply(b": wait\n\n", stream(ROLE), later, ANSWER[len(stream(ROLE)) :])
+    bench = Bench(reply)
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(bench.run())
+        await reply.reached.wait()
+        assert (asked.done(), bench.partner.was_accepted) == (False, 1)
+        later.set()
+    assert bench.partner.was_accepted == 1
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
     streamed: bool, monkeypatch: pytest.MonkeyPatch
