@@ -169,6 +169,7 @@ def test_others_see_nothing(proxy: Proxy) -> None:
         ):
             reply = httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN)
             assert reply.status_code == (401 if path else 303), (path, headers)
+            assert "Log in at /_offload/login" in reply.text or not path
             assert "model-of" not in reply.text
 
 
@@ -184,6 +185,8 @@ def test_the_proxys_address_leads_a_browser_to_the_pages(proxy: Proxy) -> None:
 def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
     own = {**STRANGER, **key("one")}
     assert seen(proxy, headers=own) == ["model-of-one"]
+    me = dashboard(proxy, "me", headers=own)
+    assert (me["operator"], me["off"], me["fault"], "file" in me) == (False, False, "", False)
     [session] = dashboard(proxy, "sessions", headers=own)
     assert session["model"] == "model-of-one"
     assert [row["model"] for row in dashboard(proxy, "savings", headers=own)["models"]] == [
@@ -278,9 +281,13 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
 
 
 def test_a_wrong_login_says_so(proxy: Proxy) -> None:
-    for form in ({"token": "wrong"}, {"key": ""}, {}):
+    for form, said in (
+        ({"token": "wrong"}, "This is not the admin token."),
+        ({"key": ""}, "This key is not listed"),
+        ({}, "This key is not listed"),
+    ):
         refused = login(proxy, **form)
-        assert refused.status_code == 403
+        assert refused.status_code == 403 and said in refused.text
         assert "set-cookie" not in refused.headers
     large = httpx.post(f"{proxy.root}/_offload/login", data={"token": "x" * 10_000}, verify=PLAIN)
     assert large.status_code == 413
@@ -375,6 +382,8 @@ async def test_viewers_are_bounded_and_never_keep_the_operator_waiting(tmp_path:
     assert sum(await asyncio.gather(*waiting)) == VIEWERS
     assert await board.read(waits, Viewer("another-1")) == 1, "those that are done make place"
     board.close()
+    with pytest.raises(DashboardFault, match="The process ends"):
+        await board.read(waits, Viewer())
 
 
 def test_without_a_token_a_printed_link_opens_the_pages_of_all_workers_once(tmp_path: Path) -> None:

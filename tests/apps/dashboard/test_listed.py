@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from proxy.apps.dashboard import describe
 from tests.apps.dashboard.speaking import APIS, BOTH, READ, Model, ask, body_of, play
 from tests.apps.dashboard.traffic import RESULT, TOOL, begin, dashboard
 from tests.clock import wait_until
@@ -180,3 +182,42 @@ def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, mode
     assert (restored["index"], restored["kind"]) == (len(history) - 2, "assistant")
     assert restored["hidden"] > 0 and restored["sent_digest"] not in ("", restored["digest"])
     assert last["detail"]["messages"][-1]["stays"] == "small"
+
+
+def test_texts_are_kept_where_operator_and_policy_allow_it_and_shown_as_long(
+    upstream: StrictUpstream, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest messages, as they came and as they were sent, up to a length."""
+    monkeypatch.setattr(describe, "MESSAGES", 7)
+    monkeypatch.setattr(describe, "LONGEST_TEXT", 300)
+    monkeypatch.setattr(describe, "TEXTS", 1_200)
+    policies = {
+        "open": tight(upstream.url, api_keys=[{"env": "OPEN"}], dashboard_content=True),
+        "closed": tight(upstream.url, api_keys=[{"env": "CLOSED"}]),
+    }
+    given = {
+        "dashboard": tmp_path / "rows.db",
+        "environment": {"OPEN": "open", "CLOSED": "closed"},
+    }
+    with served(policies, dashboard_content=True, **given) as proxy:
+        for caller in policies:
+            play(proxy, model, "chat", 6, task="Keep it.", key=caller, model=f"{caller}-model")
+        last = requests_of(proxy, "open-model", 6)[-1]
+        closed = requests_of(proxy, "closed-model", 6)[-1]["detail"]
+    listed = last["detail"]["messages"]
+    texts = last["detail"]["texts"]
+    assert len(listed) == 7 and last["detail"]["omitted"] == last["messages"] - 7
+    assert listed[-1]["index"] == last["messages"] - 1, "the newest"
+    assert any("lookup" in one["about"] for one in listed)
+    came, sent = texts[str(last["messages"] - 1)]
+    assert RESULT[:20] in came and len(came) == 300 and sent is None
+    moved = {str(one["index"]) for one in listed if one["rule"]}
+    changed = {index for index, (_, sent) in texts.items() if sent is not None}
+    assert changed == moved & texts.keys() != set()
+    assert 1 < len(texts) < 7, "as far as there is room"
+    assert sum(len(came) + len(sent or "") for came, sent in texts.values()) <= 1_200
+    assert closed["texts"] == {} and {one["about"] for one in closed["messages"]} == {""}
+    with served(policies, **given) as proxy:
+        later = requests_of(proxy, "open-model", 6)[-1]["detail"]
+    assert later["texts"] == {} and later["snapshot"] is None, "the operator forbade it since"
+    assert {one["about"] for one in later["messages"]} == {""}

@@ -15,6 +15,7 @@ import pytest
 from proxy.apps.dashboard import MISSING
 from proxy.apps.dashboard import rows as rows_module
 from proxy.apps.dashboard import writer as module
+from proxy.apps.dashboard.describe import NOTHING
 from proxy.apps.dashboard.queries import Reader
 from proxy.apps.dashboard.rows import Recorded, Rows
 from proxy.apps.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
@@ -67,7 +68,7 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
         me = dashboard(proxy, "me")
         refused = httpx.get(f"{proxy.root}/_offload/api/requests", headers=OPERATOR, verify=PLAIN)
     assert me["off"] and me["fault"].startswith("the dashboard is off: ")
-    assert str(path) in me["fault"]
+    assert me["file"] == str(path) and str(path) in me["fault"]
     assert (refused.status_code, refused.json()["error"]["message"]) == (503, me["fault"])
     assert me["fault"] in caplog.text, "the log says so, too"
     assert "exchange sums" not in caplog.text
@@ -75,7 +76,8 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
 
 def test_without_the_flag_the_pages_say_how_to_switch_it_on() -> None:
     with served(admin_token=ADMIN) as proxy:
-        assert dashboard(proxy, "me")["fault"] == MISSING
+        state = dashboard(proxy, "health")["dashboard"]
+    assert (state["off"], state["fault"], state["file"]) == (True, MISSING, None)
 
 
 def test_a_file_that_is_damaged_later_is_named_and_begins_anew_once_it_is_deleted(
@@ -151,13 +153,38 @@ def test_rows_are_dropped_and_never_waited_for(writer: Writer) -> None:
     assert writer.state.dropped == 5
 
 
-def test_waiting_requests_do_not_fill_the_memory(writer: Writer) -> None:
+def test_waiting_requests_do_not_fill_the_memory(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those without a description have a row, and later ones have room again."""
+    described: list[bool] = []
+
+    def describe(attempt: Any, *, content: bool) -> Any:
+        described.append(attempt is not None)
+        return NOTHING
+
+    monkeypatch.setattr(module, "describe", describe)
     for number in range(4):
         writer.record(outcome(number), holding(HELD // 2))
-    assert [attempt is not None for _, _, attempt in writer._queue] == [True, True, False, False]
     writer.start()
     wait_until(lambda: writer.state.written == 4)
-    assert writer._received == writer._left
+    for number in range(4, 6):
+        writer.record(outcome(number), holding(HELD // 2))
+    wait_until(lambda: writer.state.written == 6)
+    assert described == [True, True, False, False, True, True]
+
+
+def test_rows_that_wait_when_it_is_given_up_are_dropped(
+    writer: Writer, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"This was never a database. " * 400)
+    record(writer, 3)
+    writer.start()
+    record(writer, 2)
+    writer.close()
+    assert writer.state.off and writer.state.dropped == 5
+    assert "were not written before the end" not in caplog.text
 
 
 def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
