@@ -36,7 +36,7 @@ OFF = "proxy, mode: off"
 DASHBOARD = "proxy, --dashboard"
 KB = 1_000
 MB = 1_000_000
-WINDOW = 100
+WINDOW = 250
 """Turns of an agent's run that are averaged."""
 STEP = 2_000
 """Bytes of each result of an agent's run."""
@@ -186,30 +186,39 @@ async def sampled(system: System, case: Case, requests: list[list[bytes]]) -> Sa
     return Sample(cpu / len(taken), median(taken), len(taken) / lasted)
 
 
-async def growth(system: System, turns: int) -> float:
+async def growth(ours: System, relay: System, turns: int) -> tuple[float, float]:
     """An agent's run of so many turns, with hidden rounds and summaries: the processor time of its
-    last turns, divided by that of the turns before its first quarter ends."""
+    last turns, divided by that of the turns before its first quarter ends. Returns that of all of
+    it, and of what the system takes above the relay for the same bodies."""
     talk = Talk(0, result=STEP, model=AGENT)
-    client = Client(system.port)
+    quarter = turns // 4
     window = min(WINDOW, turns // 8)
-    used = dict[int, float]()
-    for turn in range(1, turns + 1):
-        await client.ask(bodies.request(talk.body(turn)))
-        if turn in (turns // 4 - window, turns // 4, turns - window, turns):
-            await system.settle()
-            used[turn] = system.cpu()
-    client.close()
-    early = used[turns // 4] - used[turns // 4 - window]
-    return (used[turns] - used[turns - window]) / early
+
+    async def spent(system: System, first: int, last: int) -> float:
+        client = Client(system.port)
+        before = system.cpu()
+        for turn in range(first, last):
+            await client.ask(bodies.request(talk.body(turn + 1)))
+        await system.settle()
+        client.close()
+        return system.cpu() - before
+
+    await spent(ours, 0, quarter - window)
+    early = await spent(ours, quarter - window, quarter)
+    await spent(ours, quarter, turns - window)
+    late = await spent(ours, turns - window, turns)
+    relayed_early = await spent(relay, quarter - window, quarter)
+    relayed_late = await spent(relay, turns - window, turns)
+    return late / early, (late - relayed_late) / (early - relayed_early)
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def table(bench: Bench, grown: float) -> str:
+def table(bench: Bench, grown: tuple[float, float]) -> str:
     """Return the rows of ratios."""
     sizes = "100 KB, 1 MB, 3 MB"
-    rows = {
+    rows: dict[str, Sequence[float | None]] = {
         f"share of the bare relay's CPU, a known conversation, one new turn: {sizes}": [
             bench.share(OURS, case) for case in TURNS.values()
         ],
@@ -220,9 +229,7 @@ def table(bench: Bench, grown: float) -> str:
             bench.rate(OURS, EIGHT),
             bench.rate(OURS, EIGHT_STREAMED),
         ],
-        "CPU of a turn in a run with hidden rounds and summaries: the last against a quarter as many": [
-            grown
-        ],
+        "CPU of an agent's last turns, against those after a quarter: all, added to the bare relay's": grown,
         "CPU with cache marks that move, against without: 1 MB, 3 MB": [
             _ratio(bench.cpu(OURS, MARKED[size]), bench.cpu(OURS, PLAIN[size])) for size in PLAIN
         ],
@@ -285,7 +292,7 @@ def launchers(words: Sequence[str] | None) -> tuple[dict[str, Launcher], list[st
     return chosen, absent
 
 
-async def measured(bench: Bench, turns: int, smoke: bool) -> float:
+async def measured(bench: Bench, turns: int, smoke: bool) -> tuple[float, float]:
     """Take all samples. Returns how an agent's turns grow."""
     ours = [BARE, OURS]
     for case in [SMALL_STREAMED, TURNS[100 * KB]] if smoke else SHOWN.values():
@@ -295,7 +302,7 @@ async def measured(bench: Bench, turns: int, smoke: bool) -> float:
         await bench.measure(TURNS[3 * MB], [*ours, OFF])
         for case in (EIGHT, EIGHT_STREAMED, *PLAIN.values(), *MARKED.values()):
             await bench.measure(case, ours)
-    return await growth(bench.systems[OURS], turns)
+    return await growth(bench.systems[OURS], bench.systems[BARE], turns)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
