@@ -216,7 +216,9 @@ def _counted(settings: Settings, namespace: str, *, delete: bool) -> Kept:
                 if delete:
                     table.forget(namespace, time.time())
         except (DashboardFault, sqlite3.Error) as error:
-            raise UserMistake(f"--dashboard {path}: {error}") from error
+            raise UserMistake(
+                f"--dashboard {path}: {error}; try again, or leave its rows as they are with --dashboard off"
+            ) from error
 
     async def count(store: Store) -> int:
         keys = [entry.key for entry in await _found(store, f"{namespace}/")]

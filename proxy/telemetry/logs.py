@@ -289,6 +289,8 @@ class ShortLines(TextLines):
             line += f", moved {outcome.moved:,} {'result' if outcome.moved == 1 else 'results'}"
         if outcome.detail:
             line += f", warning: {_shown(outcome.detail)}"
+        elif outcome.status >= 400:
+            line += f", from {'the proxy' if outcome.fault else 'upstream'}"
         return line
 
 

@@ -331,6 +331,8 @@ async def test_what_fails_in_one_sink_keeps_nothing_from_the_others(
         ({"status": 502, "fault": Fault.CONNECT, "detail": "connection refused at 127.0.0.1:9"},
          "502 gpt-4.1-mini, warning: connection refused at 127.0.0.1:9"),
         ({"status": 0}, "gone gpt-4.1-mini"),
+        ({"status": 401}, "401 gpt-4.1-mini, from upstream"),
+        ({"status": 401, "fault": Fault.CLIENT}, "401 gpt-4.1-mini, from the proxy"),
     ],
 )  # fmt: skip
 def test_a_terminal_gets_one_short_line_for_a_request(

@@ -134,7 +134,8 @@ def reading_list() -> list[Page]:
         if sum(count(page.text) for page in chosen) >= HISTORY:
             return chosen
     raise UserMistake(
-        "the demo reads the standard library's sources, and this Python has too few of them"
+        "the demo reads the standard library's sources, and this Python has too few of them: run it with "
+        "another one, such as python.org's or uv's"
     )
 
 
@@ -146,7 +147,9 @@ def question(path: str) -> Question:
         found = _CONSTANT.match(line)
         if found and sum(other.startswith(found[0]) for other in lines) == 1:
             return Question(path, found[0].strip(), line)
-    raise UserMistake(f"{path} is not what the demo expects of the standard library")
+    raise UserMistake(
+        f"{path} is not what the demo expects of the standard library: run it with another Python"
+    )
 
 
 # -- the agent -------------------------------------------------------------------------------------

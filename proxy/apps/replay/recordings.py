@@ -101,7 +101,9 @@ def named(paths: Sequence[str]) -> list[Path]:
             continue
         found = below(path, NAMES)
         if not found:
-            raise UserMistake(f"{path}: has no files named {', '.join(NAMES)}")
+            raise UserMistake(
+                f"{path}: has no files named {', '.join(NAMES)}; name the file itself"
+            )
         # captures are named after their time
         files += sorted(found, key=lambda file: (file.name, file))
     return files

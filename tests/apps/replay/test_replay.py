@@ -436,7 +436,8 @@ def test_files_that_cannot_be_read_are_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "none.jsonl: cannot be read: No such file or directory" in mistake(capsys, "none.jsonl")
-    assert f"{folder}: has no files named *.jsonl, " in mistake(capsys, str(folder))
+    said = mistake(capsys, str(folder))
+    assert f"{folder}: has no files named *.jsonl, " in said and "name the file itself" in said
     recorded = lines(folder / "a.jsonl", session("one", 1))
     assert "none.yaml: cannot be read" in mistake(capsys, "--policy", "none.yaml", recorded)
     (folder / "bad.yaml").write_text("offload: {mode: atuo}\n")
