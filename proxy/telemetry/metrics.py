@@ -143,6 +143,10 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "completion_tokens": ("upstream_completion_tokens", "Output tokens as upstream counted them."),
     "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
     "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),
+    "verify_cost": (
+        "verified_cost",
+        "What it cost to ask requests again, as their budget counts that, in plain input tokens.",
+    ),
     "again_tools": (
         "verified_again_tools",
         "Requests that called the same tools when they were asked twice.",

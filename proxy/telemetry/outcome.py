@@ -166,6 +166,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """That part, as upstream counted it."""
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
+    verify_cost: int = 0
+    """What it cost to ask a request again, as its budget counts that, in plain input tokens."""
     again_tools: int = 0
     """For a request asked again in the same bytes: 1 if the model called the same tools, or none
     again. See `proxy.apps.verify.pairs` for these and the next ones."""

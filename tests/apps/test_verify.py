@@ -233,7 +233,9 @@ def test_the_first_page_shows_no_figure_of_few_requests(tmp_path: Path) -> None:
         assert made.proxy.metric("verified_whole_tools_total", 'tenant="default"') == 1
         assert made.proxy.metric("requests_total", 'dialect="chat",kind="verify",status="200"') == 1
     missing = "1 of the 30 compared requests that a figure needs"
+    spent = found.pop("spent")
     assert found == {"asked": 1, "failed": 0, "figures": [], "missing": missing}
+    assert 0 < spent < 0.05
 
 
 # -- where requests are only observed --------------------------------------------------------------

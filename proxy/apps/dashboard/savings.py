@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from proxy.apps.dashboard.queries import PERIODS, SENT, Reader
 from proxy.apps.dashboard.rows import DAY, Row
@@ -64,6 +64,7 @@ _MISSED = {name: name for name in ("requests", "missed_tokens")}
 _VERIFIED = {
     "asked": "requests - faults",
     "failed": "faults",
+    "cost": "verify_cost",
     **{name: name for name in pairs.SUMMED},
 }
 
@@ -80,7 +81,7 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "time", _COURSE, long, since - seconds, f"{SENT} AND time < {since // long * long}"
     )
     models = priced(reader.sums("tenant, model", MODELS, span, since), price)
-    verified = reader.sums("kind", _VERIFIED, span, since, f"kind = '{Kind.VERIFY}'")
+    verified = reader.sums("tenant, model", _VERIFIED, span, since, f"kind = '{Kind.VERIFY}'")
     misses = reader.sums("tenant, model, miss", _MISSED, span, since, "miss != ''")
     costs = reader.sums(
         "tenant, model, holdout", _BILLED, span, since, f"{_IS_BILLED} AND kind != '{Kind.SUMMARY}'"
@@ -104,19 +105,25 @@ def savings(reader: Reader, period: str, now: float, price: Price) -> Row:
         "sessions": fared,
         "best": priced(best, price),
         "worst": priced(worst, price),
-        "verified": proof({name: sum(one[name] for one in verified) for name in _VERIFIED}),
+        "verified": proof(priced(verified, price)),
         "misses": sorted(misses, key=lambda row: -row["missed_tokens"]),
         "groups": compared(reader.groups(since), costs, summaries),
     }
 
 
-def proof(sums: Mapping[str, int]) -> Row:
+def proof(verified: Sequence[Row]) -> Row:
     """Return what requests that were asked again show: how many there are, how many had no reply to
-    compare, the figures, and how many more these need if there are none."""
+    compare, the money that was spent, the figures, and how many more these need if there are
+    none."""
+    sums = {name: sum(one[name] for one in verified) for name in _VERIFIED}
     asked = sums["asked"]
-    shown = [figure._asdict() for figure in pairs.figures(asked, sums)]
-    missing = pairs.missing(asked)
-    return {"asked": asked, "failed": sums["failed"], "figures": shown, "missing": missing}
+    return {
+        "asked": asked,
+        "failed": sums["failed"],
+        "spent": sum(one["cost"] * (one["price"] or 0.0) for one in verified) / 1_000_000,
+        "figures": [figure._asdict() for figure in pairs.figures(asked, sums)],
+        "missing": pairs.missing(asked),
+    }
 
 
 def _shortest(reader: Reader, now: float) -> str:

@@ -128,6 +128,7 @@ class Verify(Part):
         began = time.perf_counter()
         services = self._services
         observed = prepared.rendered is None
+        price = planned.policy.offload.input_price
         found = dict[str, int]()
         fault = Fault.NONE
         detail = ""
@@ -159,6 +160,7 @@ class Verify(Part):
             prompt_tokens=sum(one.prompt for one in spent),
             completion_tokens=sum(one.completion for one in spent),
             cached_tokens=sum(one.cached for one in spent),
+            verify_cost=round(1_000_000 * purse.spent / price) if price else 0,
             seconds=round(time.perf_counter() - began, DECIMALS),
             **found,  # type: ignore[arg-type]
         )

@@ -83,11 +83,13 @@ function largest(sessions) {
 }
 
 // What requests that were asked again show, with intervals; how many more are needed where that is nothing yet.
-function proof({ asked, failed, figures: shown, missing }) {
+function proof({ asked, failed, spent, figures: shown, missing }) {
   if (!asked && !failed) return [];
   const vain = failed ? [`${counted(failed, "more request")} had no reply to compare`] : [];
-  if (missing) return [tile("Same next action", "not known yet", missing, ...vain)];
-  return shown.map(({ title, value, lines }) => tile(title, value, ...lines));
+  const cost = spent ? [`asking again cost at most ${money(spent)}`] : [];
+  if (missing) return [tile("Same next action", "not known yet", missing, ...vain, ...cost)];
+  const last = shown.length - 1;
+  return shown.map(({ title, value, lines }, place) => tile(title, value, ...lines, ...(place === last ? cost : [])));
 }
 
 const most = (heading, caption, rows) => element("section", { class: "card" }, element("h2", {}, heading), extremes(caption, rows));
