@@ -32,7 +32,7 @@ MAX_ELEMENTS = 20_000
 """The most elements of one array, and so the most messages of a request. msgspec makes so many in
 about 2 ms."""
 
-FEW = 256 << 10
+UNCOUNTED = 256 << 10
 """The elements of an array of up to so many bytes are not counted first: msgspec makes objects of
 all of them in 10 ms."""
 
@@ -97,7 +97,7 @@ def members(raw: bytes | Raw, *, checked: bool = False) -> Members:
 
 def elements(raw: bytes | Raw) -> list[Raw]:
     """Return an array's elements, each as its original bytes. Raises NotJson."""
-    many = len(memoryview(raw)) > FEW and commas(raw) >= MAX_ELEMENTS
+    many = len(memoryview(raw)) > UNCOUNTED and commas(raw) >= MAX_ELEMENTS
     found, masked = decode(_bounded_elements(MAX_ELEMENTS) if many else _elements, raw)
     if many:
         values = msgspec.structs.astuple(found)

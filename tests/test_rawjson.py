@@ -146,12 +146,12 @@ def test_del_beside_half_a_pair_is_refused_because_it_is_the_mask() -> None:
 
 
 @pytest.mark.parametrize("element", [b"1", b'",,,"', b"[1,2,3]", b'{"a":1,"b":2}', b"null", LONE])
-@pytest.mark.parametrize("few", [0, rawjson.FEW])
+@pytest.mark.parametrize("few", [0, rawjson.UNCOUNTED])
 def test_too_many_elements_are_refused(
     element: bytes, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rawjson, "MAX_ELEMENTS", 100)
-    monkeypatch.setattr(rawjson, "FEW", few)
+    monkeypatch.setattr(rawjson, "UNCOUNTED", few)
     assert [bytes(one) for one in rawjson.elements(rawjson.array([element] * 100))] == [
         element
     ] * 100

@@ -54,7 +54,7 @@ STORE_SECONDS = 2.0
 """How long one answer of an upstream may take, and the store's."""
 MOST = 20
 """Most upstreams that `serve` asks."""
-FEW = 5
+IN_FULL = 5
 """A list of at most so many models, such as a local server's, is shown in full, and so are so many
 policies."""
 
@@ -77,7 +77,7 @@ def check(settings: Settings, chosen: Namespace) -> int:
     policies = load(
         None if built_in else where, settings.environment, settings.upstream, settings.built_in
     )
-    full = chosen.full or len(policies.all()) <= FEW
+    full = chosen.full or len(policies.all()) <= IN_FULL
     lines = _lines("built in" if built_in else str(where), policies, full=full)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     if not chosen.live:
@@ -285,7 +285,7 @@ async def _answer(
         text += "; its address may lack /v1"
     lines = []
     for name, window in found.windows.items():
-        if len(found.windows) <= FEW or any(fnmatchcase(name, glob) for glob in globs):
+        if len(found.windows) <= IN_FULL or any(fnmatchcase(name, glob) for glob in globs):
             written = policy.for_model(name).upstream.context_window
             said = f"context window {window:,} tokens" if window else "context window not given"
             lines.append(

@@ -75,7 +75,7 @@ def opened(body: bytes, size: int = 0) -> Members:
     """Return the top-level members of a body, or of one of this `size` of which a part is left out
     in a large member. Raises NotJson, and Unplannable if there is too much besides these."""
     rawjson.check_utf8(body)
-    if max(len(body), size) > rawjson.FEW:
+    if max(len(body), size) > rawjson.UNCOUNTED:
         found, _ = rawjson.decode(_large, body)
         large = msgspec.structs.astuple(found)
         if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
@@ -180,7 +180,7 @@ LEAST_REPLY = 1_000
 """The fewest tokens to which a limit is lowered. A shorter reply is of no use; upstream's refusal
 says more."""
 
-ENTRY_BYTES = 3
+ADDED_TOKEN_BYTES = 3
 """Bytes of JSON for each token of the entries that a later round adds; English text has four or
 more."""
 
@@ -381,7 +381,7 @@ def lowered(
     """
     if left is None:
         return {}
-    room = max(left - sum(len(memoryview(raw)) for raw in added) // ENTRY_BYTES, LEAST_REPLY)
+    room = max(left - sum(len(memoryview(raw)) for raw in added) // ADDED_TOKEN_BYTES, LEAST_REPLY)
     room = max(room, *(integer(_within(members, path).get(name)) + 1 for *path, name in THINKING))
     return {limit: Raw(b"%d" % room) for limit in limits if integer(members.get(limit)) > room}
 

@@ -44,7 +44,7 @@ PLACE_BYTES = 250
 compares all of these with what the objects take."""
 WANTED_BYTES = 200
 """Bytes of the key of a record that was looked for."""
-ENTRY_BYTES = 80
+RAW_BYTES = 80
 """Bytes of an entry of a beginning beside those of its text."""
 BEGINNING = bytes(16)  # the digest of a history without messages
 OPENING_MESSAGES = 100
@@ -442,4 +442,4 @@ class Beginning:
     def size(self) -> int:
         """About how many bytes it takes, with the entries, which have bytes of their own."""
         histories = sum([history.size() for history in self.histories.values()])
-        return 2 * len(self.text) + ENTRY_BYTES * len(self.entries) + histories
+        return 2 * len(self.text) + RAW_BYTES * len(self.entries) + histories

@@ -44,7 +44,7 @@ KEY_BYTES = ENTRY_BYTES + 112
 
 ALIKE = 256
 """The most beginnings of a caller that begin alike."""
-COMPARED = 3
+CANDIDATES = 3
 """The most of them that are compared with a body: nearly all others have another end."""
 END = 32
 """Bytes of that end."""
@@ -103,7 +103,7 @@ class MessageCache:
             if body.startswith(one.text, start):
                 best = number, one
             compared += 1
-            if compared == COMPARED:
+            if compared == CANDIDATES:
                 break
         if best is None:
             return None

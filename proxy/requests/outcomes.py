@@ -5,21 +5,24 @@ Most of the outcome is known once the request is planned and rendered. The reply
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from proxy.errors import Fault
+from proxy.plan import compacting
 from proxy.plan.forecast import (
     LEARNED,
     UNSEEN,
     cost,
     cost_as_it_came,
+    described,
     event_at,
     newly_moved,
     unseen,
+    waiting,
 )
-from proxy.plan.turn import Addition
+from proxy.plan.turn import Addition, unknown_words
 from proxy.policy import Mode
 from proxy.requests.exchange import Exchange
 from proxy.requests.planned import Planned
@@ -27,6 +30,9 @@ from proxy.requests.prepared import Prepared
 from proxy.requests.summary_writer import Spent, SummaryJob
 from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
 from proxy.upstream.headers import Header
+
+RESTORED = "Nothing moves, because by its `tool_choice` the model cannot read it back; earlier searches stay in place."
+UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
 def of_plan(prepared: Prepared, client: Exchange) -> Outcome:
@@ -49,7 +55,7 @@ def of_plan(prepared: Prepared, client: Exchange) -> Outcome:
         compacted=prepared.compacted,
         unfollowed=prepared.unfollowed,
         compressed=prepared.compressed,
-        words=prepared.words,
+        words=_words(prepared),
         reinserted=len(rendered.rounds) if rendered else 0,
     )
     if planned is None:
@@ -65,11 +71,70 @@ def of_plan(prepared: Prepared, client: Exchange) -> Outcome:
     )
 
 
+def _words(prepared: Prepared) -> str:
+    """Say what the plan did at this request, or what it waits for; without a plan, why there is
+    none."""
+    words = list[str]()
+    planned = prepared.planned
+    rendered = prepared.rendered
+    request = prepared.request
+    if prepared.in_force is not None:
+        words += _of_plan(prepared, prepared.in_force)
+    if prepared.reason:
+        unknown = request.unknown if request else ()
+        words.append(prepared.reason.words(prepared.obstacle, unknown, _sent(prepared)))
+    if planned is not None and planned.summary_asked is not None:  # its operator should know
+        limit = compacting.limit(
+            planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
+        )
+        words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
+    return " ".join([*words, *_remarks(prepared)])
+
+
+def _of_plan(prepared: Prepared, planned: Planned) -> Iterator[str]:
+    plan = planned.plan
+    offload = planned.policy.offload
+    window = planned.room.window
+    if planned.restores:
+        yield RESTORED
+        return
+    if plan.empty and not prepared.pointed:
+        unknown = f"; {unknown_words(planned.unknown)}" if planned.unknown else ""
+        yield waiting(plan, offload) + unknown
+        return
+    if planned.relearned and window is not None:
+        yield f"Planned again for a context window of {window:,}, which was learned."
+    if prepared.rendered:
+        late = len(prepared.rendered.plan.events) < len(plan.events)
+    else:
+        late = not (prepared.foreseen or plan.empty)
+    said = described(
+        planned.history.items, plan, offload, window, late=late, answers=prepared.pointed
+    )
+    done = prepared.observed and not said.startswith("waiting")
+    yield f"Only observed; the plan: {said}" if done else said
+
+
+def _sent(prepared: Prepared) -> str:
+    """Say how a request is sent without its plan."""
+    if Addition.THINKING in prepared.without:
+        return "sent without the thinking that upstream refused"
+    if prepared.references.digests:
+        return "sent with the history that its reference stands for"
+    return "sent as it came"
+
+
+def _remarks(prepared: Prepared) -> Sequence[str]:
+    """Return what the client should know, also where the request is sent as planned."""
+    unfollowed = UNFOLLOWED if prepared.unfollowed else ""
+    return [text for text in (unfollowed, prepared.remark) if text]
+
+
 def headers(prepared: Prepared, client: Exchange) -> Sequence[Header]:
     """Return our headers for the client's reply."""
     outcome = of_plan(prepared, client)
     moved = outcome.compacted or outcome.compressed
-    why = " ".join(prepared.remarks) if moved else outcome.words
+    why = " ".join(_remarks(prepared)) if moved else outcome.words
     limit = prepared.limit
     numbers = {
         b"x-offload-tokens-before": outcome.tokens_before,

@@ -10,7 +10,6 @@ parse ──> request, or why not ──plan──> planned ──render──> 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,18 +18,14 @@ from msgspec.structs import replace
 
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
-from proxy.plan import compacting
 from proxy.plan.compacting import Wish
-from proxy.plan.forecast import Answers, Forecast, described, newly_used, waiting
-from proxy.plan.turn import Addition, Declined, Reason, Request, Usage, unknown_words
+from proxy.plan.forecast import Answers, Forecast, newly_used
+from proxy.plan.turn import Addition, Declined, Reason, Request, Usage
 from proxy.policies.tenants import Tenant
 from proxy.policy import SnapshotRole
 from proxy.requests.planned import OUR_TOOLS_TOKENS, Planned, Rendered
 from proxy.requests.records import References
 from proxy.telemetry.outcome import Holdout, ToolUse
-
-RESTORED = "Nothing moves, because by its `tool_choice` the model cannot read it back; earlier searches stay in place."
-UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
 class Prepared(msgspec.Struct, frozen=True, dict=True):
@@ -210,62 +205,3 @@ class Prepared(msgspec.Struct, frozen=True, dict=True):
             and self.rendered.planned.request.forbids_ours
             and self.compacted > 0
         )
-
-    @cached_property
-    def words(self) -> str:
-        """What the plan did at this request, or what it waits for; without a plan, why there is
-        none."""
-        words = list[str]()
-        planned = self.planned
-        rendered = self.rendered
-        if planned is not None and not self.reason:
-            plan = planned.plan
-            offload = planned.policy.offload
-            window = planned.room.window
-            if planned.restores:
-                words.append(RESTORED)
-            elif plan.empty and not self.pointed:
-                words.append(waiting(plan, offload))
-                if planned.unknown:
-                    words[-1] += f"; {unknown_words(planned.unknown)}"
-            else:
-                late = (
-                    len(rendered.plan.events) < len(plan.events)
-                    if rendered
-                    else not (self.foreseen or plan.empty)
-                )
-                if planned.relearned and window is not None:
-                    words.append(
-                        f"Planned again for a context window of {window:,}, which was learned."
-                    )
-                said = described(
-                    planned.history.items, plan, offload, window, late=late, answers=self.pointed
-                )
-                done = self.observed and not said.startswith("waiting")
-                words.append(f"Only observed; the plan: {said}" if done else said)
-        if self.reason:
-            words.append(
-                self.reason.words(
-                    self.obstacle, self.request.unknown if self.request else (), self._sent
-                )
-            )
-        if planned is not None and planned.summary_asked is not None:  # its operator should know
-            limit = compacting.limit(
-                planned.history.tokens, rendered.tokens if rendered else planned.plan.standing.total
-            )
-            words.append(f"Your client compacts itself; raise its limit to {limit:,} tokens.")
-        return " ".join(filter(None, (*words, *self.remarks)))
-
-    @property
-    def _sent(self) -> str:
-        """Say how the request is sent without its plan."""
-        if Addition.THINKING in self.without:
-            return "sent without the thinking that upstream refused"
-        if self.references.digests:
-            return "sent with the history that its reference stands for"
-        return "sent as it came"
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """What the client should know, also where the request is sent as planned."""
-        return [text for text in (UNFOLLOWED if self.unfollowed else "", self.remark) if text]

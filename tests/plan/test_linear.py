@@ -66,7 +66,7 @@ def test_parsing_a_request_is_linear(name: str) -> None:
     "body",
     [
         chat(many(b'{"role":"user"}', rawjson.MAX_ELEMENTS + 1)),
-        chat(b"", b',"x":[' + many(b"1", rawjson.FEW) + b"]"),
+        chat(b"", b',"x":[' + many(b"1", rawjson.UNCOUNTED) + b"]"),
         chat(b"", b"," + b",".join(b'"%d":1' % number for number in range(MAX_OTHERS + 1))),
     ],
     ids=["messages", "commas", "members"],

@@ -16,7 +16,7 @@ from proxy.dialects import NAMED
 from proxy.dialects.beginnings import LEAST
 from proxy.policies.tenants import Tenant
 from proxy.policy import Compress, Mode, Policy, Wait
-from proxy.requests.cache import ALIKE, COMPARED, END, MessageCache
+from proxy.requests.cache import ALIKE, CANDIDATES, END, MessageCache
 from proxy.requests.handler import Chat
 from proxy.requests.planned import plan
 from tests import steps, written
@@ -176,7 +176,7 @@ async def test_bodies_that_are_nearly_equal_are_compared_with_few() -> None:
         await remembered(reader, chat("a" * LEAST, f"{number:04}", "b" * 9_000))
     body = Body(chat("a" * LEAST, "none", "b" * 9_000))
     assert reader.known(NAMED["chat"], body, "acme-1") is None
-    assert body.compared <= COMPARED * len(body)
+    assert body.compared <= CANDIDATES * len(body)
     other = Body(chat("a" * LEAST, "none", "b" * 9_000 + "c" * END))
     assert reader.known(NAMED["chat"], other, "acme-1") is None
     assert other.compared == 0
