@@ -143,7 +143,6 @@ class Versions:
         self._own_refusal: Refusal | None = (
             None  # upstream's first refusal of the client's own bytes
         )
-        self._own_refused = False
         self._begins = True  # whether what is remembered is still to be struck
         self._blamed: frozenset[Addition] = frozenset()  # for what this request was refused
         self._replans = 0
@@ -193,9 +192,8 @@ class Versions:
             self._long = _Length.of(prepared), refusal
         carried = prepared.additions or prepared.without & FORGIVING
         replans = self._replans
-        if not carried:
-            self._own_refusal = self._own_refusal or refusal
-        if prepared.rounds or not self.strike(complaint, carried, prepared.may_have_changed):
+        changed = prepared.may_have_changed
+        if prepared.rounds or not self.strike(refusal, complaint, carried, changed):
             raise refusal if complaint is Verdict.FINAL else self._own_refusal or refusal
         if complaint is Verdict.OVERFLOW and prepared.planned is not None:
             self._learn_window(prepared, prepared.planned, refusal)
@@ -205,14 +203,19 @@ class Versions:
         return again
 
     def strike(
-        self, complaint: Complaint, carried: frozenset[Addition], changed: bool = True
+        self,
+        refusal: Refusal,
+        complaint: Complaint,
+        carried: frozenset[Addition],
+        changed: bool = True,
     ) -> bool:
-        """Strike what upstream complains of, and return whether a version is left.
+        """Strike what upstream complains of in this refusal, and return whether a version is left.
 
         `carried` is what was changed in the refused one: empty for the client's own bytes,
         `FORGIVING` if only the wish to have thinking dropped was added to them, else with `ANY`.
         `changed` is whether we may have changed an earlier request of the conversation."""
-        self._own_refused = self._own_refused or not carried
+        if not carried:
+            self._own_refusal = self._own_refusal or refusal
         if complaint is Verdict.OVERFLOW and self._replans < REPLANS:
             self._replans += 1
             return True
@@ -226,7 +229,7 @@ class Versions:
             self.without -= FORGIVING
             self._blamed -= FORGIVING
             self._in_vain = True
-            return not self._own_refused
+            return self._own_refusal is None
         if complaint is Verdict.GENERATION and not self._repeated:
             self._repeated = True
             return True
@@ -238,7 +241,7 @@ class Versions:
             if named in REMOVABLE:
                 return True
         self.without |= {Addition.ANY}
-        return not self._own_refused
+        return self._own_refusal is None
 
     def _blame(self, addition: Addition) -> None:
         self.without |= {addition}

@@ -14,12 +14,14 @@ from proxy.dialects.chat import CHAT
 from proxy.plan.turn import Addition, Complaint, Verdict
 from proxy.requests import windows
 from proxy.requests.planned import Planned
-from proxy.requests.versions import FORGIVING, FORGOTTEN_AFTER, Refusals, Versions
+from proxy.requests.versions import FORGIVING, FORGOTTEN_AFTER, Refusal, Refusals, Versions
+from proxy.upstream.headers import Headers
 from tests.requests.planning import MOVING, SHORT, planned
 
 USAGE, PLACE, ANY = Addition.USAGE, Addition.PLACE, Addition.ANY
 THINKING, LOOSE = Addition.THINKING, Addition.LOOSE
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
+REFUSED = Refusal(400, Headers(), b"")
 ALL = frozenset((USAGE, PLACE, ANY))
 
 
@@ -42,7 +44,7 @@ def course(*complaints: Complaint, carried: frozenset[Addition] = ALL) -> list[s
     for complaint in complaints:
         rest = left(tries, carried)
         sent.append("+".join(sorted(rest)) or "own")
-        if not tries.strike(complaint, rest):
+        if not tries.strike(REFUSED, complaint, rest):
             return [*sent, "end"]
     return [*sent, "+".join(sorted(left(tries, carried))) or "own"]
 
@@ -77,18 +79,18 @@ def test_tools_that_are_not_strict_are_made_strict_before_anything_else_is_given
 def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent_again() -> None:
     for complaint, carried in ((ANY, ALL - {PLACE}), (FINAL, ALL)):
         tries = versions()
-        assert tries.strike(OVERFLOW, frozenset())
-        assert not tries.strike(complaint, carried)
+        assert tries.strike(REFUSED, OVERFLOW, frozenset())
+        assert not tries.strike(REFUSED, complaint, carried)
     tries = versions()
-    assert tries.strike(OVERFLOW, frozenset()) and not tries.without
-    assert tries.strike(USAGE, ALL) and tries.without == {USAGE}
+    assert tries.strike(REFUSED, OVERFLOW, frozenset()) and not tries.without
+    assert tries.strike(REFUSED, USAGE, ALL) and tries.without == {USAGE}
 
 
 @pytest.mark.parametrize("carried", [ALL, frozenset()], ids=["changed", "own"])
 def test_thinking_that_no_longer_fits_is_dropped_once(carried: frozenset[Addition]) -> None:
     tries = versions()
-    assert tries.strike(THINKING, carried) and tries.without == {THINKING}
-    again = tries.strike(THINKING, carried)
+    assert tries.strike(REFUSED, THINKING, carried) and tries.without == {THINKING}
+    again = tries.strike(REFUSED, THINKING, carried)
     assert again is bool(carried) and (not again or ANY in tries.without)
 
 
@@ -98,17 +100,17 @@ def test_where_dropping_thinking_is_in_vain_the_clients_own_bytes_follow(
 ) -> None:
     carried = ALL - {PLACE}
     tries = versions()
-    assert tries.strike(THINKING, carried) and tries.strike(complaint, carried)
+    assert tries.strike(REFUSED, THINKING, carried) and tries.strike(REFUSED, complaint, carried)
     assert tries.without == {THINKING, ANY}
-    assert tries.strike(complaint, FORGIVING) and tries.without == {ANY}
-    assert not tries.strike(THINKING, frozenset())
+    assert tries.strike(REFUSED, complaint, FORGIVING) and tries.without == {ANY}
+    assert not tries.strike(REFUSED, THINKING, frozenset())
     tries = versions()
-    assert tries.strike(THINKING, carried) and tries.strike(complaint, carried)
-    assert not tries.strike(FINAL, FORGIVING)
+    assert tries.strike(REFUSED, THINKING, carried) and tries.strike(REFUSED, complaint, carried)
+    assert not tries.strike(REFUSED, FINAL, FORGIVING)
 
 
 def test_a_client_that_changes_its_history_itself_is_told() -> None:
-    assert not versions().strike(THINKING, frozenset(), changed=False)
+    assert not versions().strike(REFUSED, THINKING, frozenset(), changed=False)
 
 
 @given(
@@ -123,7 +125,7 @@ def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_wo
     for number, complaint in enumerate([*complaints, *[ANY] * 10]):
         rest = left(tries, frozenset((ANY, *carried)))
         own = own or not rest
-        if not tries.strike(complaint, rest):
+        if not tries.strike(REFUSED, complaint, rest):
             assert own or complaint is FINAL
             return
         assert number < 10
