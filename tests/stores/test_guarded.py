@@ -196,6 +196,28 @@ async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripte
     assert await got(guarded.visit(), KEY) == b"theirs"
 
 
+async def test_it_is_known_which_records_were_put_since_unless_they_were_many(
+    store: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By any request of this process, and only those that are looked for again."""
+    monkeypatch.setattr(guarded_module, "CHANGES", 3)
+    guarded = Guarded(store, warn=lambda *what: None)
+    visit = guarded.visit()
+    await visit.put("a-1/rounds/0", b"0")
+    at = visit.changes
+    assert visit.changed_since(at) == []
+    await visit.put("a-1/rounds/1", b"1")
+    await guarded.visit().put("a-1/files/1", b"1", keep=False)
+    await guarded.visit().put("a-1/rounds/2", b"2")
+    assert set(visit.changed_since(at) or ()) == {"a-1/rounds/1", "a-1/rounds/2"}
+    await visit.put("a-1/rounds/3", b"3")
+    assert len(visit.changed_since(at) or ()) == 3
+    await visit.put("a-1/rounds/4", b"4")
+    assert visit.changed_since(at) is None
+    assert visit.changed_since(visit.changes) == []
+    await guarded.close()
+
+
 async def test_a_put_is_made_once_until_the_record_needs_refreshing(
     guarded: Guarded, store: Scripted, clock: Clock
 ) -> None:

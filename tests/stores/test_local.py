@@ -337,6 +337,8 @@ async def test_a_folder_that_vanishes_is_a_fault_once_and_then_made_again(tmp_pa
     shutil.rmtree(tmp_path / "store")
     assert await store.put(KEY, b"3")
     assert await store.get(KEY) == b"3"
+    shutil.rmtree(tmp_path / "store")
+    assert await listed(store, "") == {}
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
     await store.close()
 

@@ -446,6 +446,7 @@ def test_on_loopback_the_link_is_printed_and_the_login_names_no_other(tmp_path: 
             [link] = re.findall(r"opens, once, at (\S+)", proxy.log())
             assert "Open the link that the proxy printed" in httpx.get(login, verify=PLAIN).text
             assert httpx.get(link, verify=PLAIN).status_code == 303
+            assert "This link has been used" in httpx.get(link, verify=PLAIN).text
             assert "No link is left" in httpx.get(login, verify=PLAIN).text
         assert len([*(tmp_path / "offload-proxy").glob("dashboard-*.db")]) == 1
         with spawned(policies, environment=state, flags=["--dashboard=off"]) as proxy:

@@ -174,6 +174,28 @@ def test_waiting_requests_do_not_fill_the_memory(
     assert described == [True, True, False, False, True, True]
 
 
+def test_rows_are_written_in_pieces_that_fit_the_smallest_file(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    large = bytes(module.LARGE // 2)
+
+    def write(rows: Rows, some: list[Recorded]) -> int:
+        written.append(len(some))
+        return len(some)
+
+    monkeypatch.setattr(Rows, "write", write)
+    monkeypatch.setattr(
+        module, "describe", lambda attempt, *, content: (None, None, attempt and large)
+    )
+    record(writer, BATCH + 1)
+    for number in range(5):
+        writer.record(outcome(number), holding(1))
+    writer.start()
+    wait_until(lambda: writer.state.written == BATCH + 6)
+    assert written == [BATCH, 3, 2, 1]
+
+
 def test_rows_that_wait_when_it_is_given_up_are_dropped(
     writer: Writer, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

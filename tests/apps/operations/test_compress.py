@@ -104,6 +104,15 @@ def test_results_without_their_calls_count_as_answered(proxy: Proxy) -> None:
     assert got["ccr_hashes"]
 
 
+def test_results_whose_calls_are_there_stay_until_the_model_has_answered(proxy: Proxy) -> None:
+    first, second = history(10)[-4:-2], history(10)[-2:]
+    both = first[0]["tool_calls"] + second[0]["tool_calls"]
+    last = [{**first[0], "tool_calls": both}, first[1], second[1]]
+    messages = history(8) + last
+    got = asked(proxy, messages)
+    assert got["ccr_hashes"] and got["messages"][-3:] == last
+
+
 def test_a_growing_history_keeps_its_beginning(proxy: Proxy) -> None:
     before: dict[str, Any] = {"messages": [], "ccr_hashes": []}
     for turns in range(1, 16):
