@@ -121,8 +121,6 @@ class Whose(Protocol):
 
     owner: str
     """The namespace of the client, whose requests are sent by what was learned for it."""
-    vouched: bool
-    """Whether it is known to be this client's request."""
 
     @property
     def namespace(self) -> str:
@@ -270,7 +268,7 @@ class Versions:
             measured=not planned.history.fixed,  # images, audio and files cannot be counted
         )
         self._window = learn(self._caller.namespace)
-        self._lessons += [] if self._caller.vouched else [learn]
+        self._lessons.append(learn)
 
     # -- what upstream takes --
 
