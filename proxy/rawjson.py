@@ -136,7 +136,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
     try:
         return decoder.decode(raw), False
     except _REFUSED as error:
-        refused: Exception = error
+        refused = str(error)  # the error itself would hold this frame, which holds it
     whole = bytes(raw)
     if b"\\u" in whole and _DEL not in whole:
         # Escaped backslashes are masked in pairs, and then the backslash of each surrogate's
@@ -149,10 +149,10 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         try:
             return decoder.decode(whole), True
         except _REFUSED as error:
-            refused = error
-    if "of at most length" in str(refused):
-        raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place") from refused
-    raise NotJson(str(refused)) from refused
+            refused = str(error)
+    if "of at most length" in refused:
+        raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place")
+    raise NotJson(refused)
 
 
 def unmasked(raw: Raw) -> Raw:

@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import re
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -46,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
         max_examples=EXAMPLES if "not sweep" in config.getoption("markexpr") else 100,
     )
     hypothesis.settings.load_profile("offload")
+    # a shell leaves Ctrl-C ignored in what it starts in the background, and processes inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     hurry(uvicorn.server)
 
 

@@ -94,7 +94,7 @@ REPLACED_BYTES = 600
 TOKEN_BYTES = 5
 """Bytes that the replacement of a message takes when it was made, and for each token of it."""
 
-MESSAGE_BYTES = 390
+MESSAGE_BYTES = 520
 PIECE_BYTES = 300
 CALL_BYTES = 180
 MARK_BYTES = 60
