@@ -258,9 +258,18 @@ class Sought(msgspec.Struct, frozen=True):
         return WANTED_BYTES * len(self.wanted) + sum(map(Hidden.size, self.rounds.values()))
 
 
+class Paused(msgspec.Struct, frozen=True):
+    """At which of a history's requests before the message `upto` upstream's cache had expired, and
+    after how many seconds: by the digests of these points."""
+
+    namespace: str
+    upto: int = 0
+    seconds: Mapping[bytes, int] = {}
+
+
 class History:
-    """The messages of a history, measured and folded. Only `stem` and `sought` ever change;
-    `extended` makes a longer history."""
+    """The messages of a history, measured and folded. Only `stem`, `sought` and `paused` ever
+    change; `extended` makes a longer history."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -284,6 +293,8 @@ class History:
         """The shorter history that is kept for later requests; None if this one is kept."""
         self.sought: Sought | None = None
         """What its caller's records had of its replies when they were last asked."""
+        self.paused: Paused | None = None
+        """What they said of its pauses."""
 
     def __len__(self) -> int:
         """The number of messages."""
@@ -386,7 +397,8 @@ class History:
         names = len(self._naming.calls) + len(self._naming.taken)
         sought = self.sought.size() if self.sought else 0
         places = PLACE_BYTES * len(self) + 100 * names
-        return 4_700 + 64 * self.fold.pins + places + self._held + sought
+        paused = WANTED_BYTES * len(self.paused.seconds) if self.paused else 0
+        return 4_700 + 64 * self.fold.pins + places + self._held + sought + paused
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

@@ -147,20 +147,23 @@ class MessageCache:
         terms: Terms,
         caller: str = "",
         *,
+        made: Beginning | None = None,
         then: Callable[[History], T],
-    ) -> T:
-        """Return what `then` makes of the measured and folded history. If the request continues an
-        earlier one, only the new messages are read. Raises Unplannable."""
-        known = request.known
+    ) -> tuple[T, Beginning | None]:
+        """Return what `then` makes of the measured and folded history, and the beginning that is
+        kept for later requests; `made` is the one that was kept when this request was read with
+        other terms. If the request continues an earlier one, only the new messages are read. Raises
+        Unplannable."""
+        known = made or request.known
         past = (known.histories.get(terms) if known else None) or History(terms)
         raws = request.entries[len(past) :]
         reading = Reading.of(terms.offload, terms.room.window, terms.harmless)
         messages = await self.read(dialect, raws, reading, terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
 
-        def extended() -> T:
+        def extended() -> tuple[T, Beginning | None]:
             history = past
-            beginning = coming(dialect, request)
+            beginning = made or coming(dialect, request)
             if beginning is not None:
                 new = len(beginning.entries) - len(past)
                 history = past.extended(messages[:new])
@@ -170,7 +173,7 @@ class MessageCache:
                 self._keep(dialect, caller, known, beginning)
             whole = history.extended(messages[len(history) - len(past) :])
             whole.stem = history if 0 < len(history) < len(whole) else None
-            return then(whole)
+            return then(whole), beginning
 
         return await self.pool.run(caller, extended, max(request.size, parts * ENTRY))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, takewhile
 
 import msgspec
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ from proxy.requests.cache import MessageCache
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
-"""Returns, by `Planned.point_digests`, at which requests upstream's cache had expired, and after
+"""Returns, by the digests of `Planned.points`, at which requests upstream's cache had expired, and after
 how many seconds."""
 
 MISREAD = "\n\n[{path} is no file of this tool's: {read_file} reads it, and {grep} searches it.]"
@@ -109,14 +109,15 @@ class Planned(msgspec.Struct, frozen=True, dict=True):
                 found[index] = name
         return found
 
-    @property
-    def point_digests(self) -> list[bytes]:
-        """The digest of the history at each request that the client made, this one last."""
-        return [self.history.point_digest(point) for point in self._points()][::-1]
+    def points(self, first: int = 0) -> dict[bytes, int]:
+        """Return the places from `first` on at which the client made a request, this one last, by
+        the digests of the history there."""
+        places = takewhile(lambda point: point >= first, self._points())
+        return {self.history.point_digest(point): point for point in [*places][::-1]}
 
     @cached_property
     def last_point_digests(self) -> list[bytes]:
-        """The same for this request and the one before it, if there was one."""
+        """The digests of the history at this request and the one before it, if there was one."""
         return [self.history.point_digest(point) for point in islice(self._points(), 2)][::-1]
 
     def _points(self) -> Iterator[int]:
@@ -379,12 +380,13 @@ async def plan(
         return planned
 
     read = partial(reader.history, dialect, request, caller=caller)
-    found = await read(terms, then=planned)
+    found, made = await read(terms, then=planned)
     # more or earlier, if upstream's cache has expired meanwhile
     moved = found.plan.moves or found.plan.standing.old
     may_pause = moved and policy.offload.cached_read and found.cache_lifetime
     if pauses is not None and may_pause and (expired := await pauses(found)):
-        found = await read(replace(terms, pauses=tuple(expired.items())), then=planned)
+        paused = replace(terms, pauses=tuple(expired.items()))
+        found, _ = await read(paused, made=made, then=planned)
     return found
 
 

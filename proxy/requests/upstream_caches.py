@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from proxy.lru import Lru
-from proxy.plan.history import beginning
+from proxy.plan.history import Paused, beginning
 from proxy.requests.planned import Planned
 from proxy.requests.prepared import Prepared
 from proxy.requests.records import Records
@@ -53,10 +53,20 @@ class LastRequests:
         """Return at which of this history's requests upstream's cache had expired, and after how
         many seconds. If this is a `new` request, whoever sees its pause first records it, so that
         every later request plans with it, on any replica; without the record, it counts for
-        none."""
+        none. Those of earlier requests are looked up once."""
         model = planned.request.model
         last = planned.last_point_digests[-1]
-        found = await records.pauses(planned.point_digests, model)
+        history = planned.history.stem or planned.history
+        known = history.paused
+        if known is None or known.namespace != records.namespace:
+            known = Paused(records.namespace)
+        points = planned.points(known.upto)
+        newer = await records.pauses([*points], model)
+        found = {**known.seconds, **newer}
+        if not records.unread:
+            upto = max(min(len(history), max(points.values(), default=0)), known.upto)
+            passed = {point: pause for point, pause in newer.items() if points[point] < upto}
+            history.paused = Paused(records.namespace, upto, {**known.seconds, **passed})
         seen = new and last not in found
         pause = self.expired(records.namespace, planned) if seen else 0
         return found | await records.keep_pause(last, model, pause) if pause else found

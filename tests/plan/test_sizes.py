@@ -68,7 +68,7 @@ async def history_of(dialect: Dialect, messages: list[Any], terms: Terms) -> His
     """The history of a request, with the replacement of each message that becomes smaller."""
     request = dialect.parse(json.dumps({"model": "m", dialect.listing: messages}).encode())
     reader = MessageCache(Tokens())
-    history = await reader.history(dialect, request, terms, then=lambda history: history)
+    history, _ = await reader.history(dialect, request, terms, then=lambda history: history)
     shape = Reading.of(terms.offload).shape
     made = reader.previews(dialect, history.transcript(request.entries), shape)
     for index, message in enumerate(history.messages):

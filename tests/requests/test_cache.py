@@ -38,7 +38,8 @@ async def history(reader: MessageCache, raws: Sequence[Raw], terms: Terms | None
     """The history of a request with these messages."""
     body = b'{"model":"m","messages":%b}' % rawjson.array(raws)
     request = reader.request(CHAT, body)
-    return await reader.history(CHAT, request, terms or TERMS, then=same)
+    history, _ = await reader.history(CHAT, request, terms or TERMS, then=same)
+    return history
 
 
 class Counting:

@@ -14,6 +14,7 @@ from proxy.dialects.chat import CHAT
 from proxy.plan.prices import cache_lifetime
 from proxy.policy import Mode, Policy, Upstream
 from proxy.requests.handler import Chat
+from proxy.requests.records import Records
 from proxy.requests.upstream_caches import LastRequests
 from proxy.telemetry.outcome import CacheMiss, Outcome
 from tests import written
@@ -180,6 +181,34 @@ async def test_replicas_that_get_the_same_request_agree_from_the_next_one_on(
             await replica.turn(asked(steps))
             assert replica.moved
         assert one.sent[-1] == two.sent[-1] == three.sent[-1]
+
+
+async def test_earlier_pauses_are_looked_up_once(
+    replicas: list[Replica], clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, cold, _ = replicas
+    looked_up = list[int]()
+    pauses = Records.pauses
+
+    async def counted(self: Records, points: list[bytes], model: str) -> dict[bytes, int]:
+        looked_up.append(len(points))
+        return await pauses(self, points, model)
+
+    monkeypatch.setattr(Records, "pauses", counted)
+    await one.turn(asked(1))
+    clock.now += 720
+    for steps in range(2, 12):
+        await one.turn(asked(steps))
+        assert one.moved
+    assert looked_up[-3:] == [2, 2, 2], "the last request that is known, and this one"
+    await cold.turn(asked(11))
+    assert looked_up[-1] > 10
+    assert cold.sent[-1] == one.sent[-1]
+    rewritten = asked(11)
+    rewritten[-3]["content"] = "I changed my mind."
+    await one.turn(rewritten)
+    await cold.turn(rewritten)
+    assert cold.sent[-1] == one.sent[-1]
 
 
 @pytest.mark.parametrize("why", [{"mode": Mode.OBSERVE}, {"holdout": 1.0}], ids=str)
