@@ -49,7 +49,8 @@ _PIECE = 1 << 20
 _DEL = b"\x7f"
 """A JSON string may contain it unescaped (RFC 8259, 7), so it can mask a backslash."""
 
-_REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for what a decoder does not take."""
 
 _members = msgspec.json.Decoder(dict[str, Raw])
 _elements = msgspec.json.Decoder(list[Raw])
@@ -89,7 +90,7 @@ def members(raw: bytes | Raw, *, checked: bool = False) -> Members:
         raise TooManyElements(f"more than {MAX_STRINGS} strings in one object")
     try:
         return _members.decode(raw)
-    except _REFUSED:
+    except REFUSED:
         found, _ = decode(_members, raw)
     keys = (text(msgspec.json.encode(key).replace(_DEL, b"\\")) for key in found)
     return dict(zip(keys, map(unmasked, found.values()), strict=True))
@@ -113,7 +114,7 @@ def text(raw: bytes | Raw) -> str:
     """Return a string's text, which may contain lone surrogates. Raises NotJson."""
     try:
         return _string.decode(raw)
-    except _REFUSED as strict:
+    except REFUSED as strict:
         if b"\\u" not in bytes(raw):
             raise NotJson(str(strict)) from strict
     try:
@@ -135,7 +136,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         raise TooManyElements(f"more than {MAX_COMMAS} commas")
     try:
         return decoder.decode(raw), False
-    except _REFUSED as error:
+    except REFUSED as error:
         refused = str(error)  # the error itself would hold this frame, which holds it
     whole = bytes(raw)
     if b"\\u" in whole and _DEL not in whole:
@@ -148,7 +149,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         )
         try:
             return decoder.decode(whole), True
-        except _REFUSED as error:
+        except REFUSED as error:
             refused = str(error)
     if "of at most length" in refused:
         raise TooManyElements(f"more than {MAX_ELEMENTS} elements in one place")

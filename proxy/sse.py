@@ -27,6 +27,7 @@ _end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
 arrive."""
 _longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
+_nothing = [b"", b""]
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
@@ -57,13 +58,9 @@ class EventDecoder:
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Return the events that these bytes complete. Raises TooLarge."""
-        if (
-            not self._rest
-            and chunk.endswith(b"\n\n")
-            and chunk.find(b"\n\n") == len(chunk) - 2
-            and b"\r" not in chunk
-        ):
-            return [self._event(chunk)]  # the usual case: the server wrote one event at once
+        if not self._rest and (usual := _usual(chunk)):
+            self._begun = True
+            return [usual]
         self._rest += chunk
         events = []
         rest = self._rest
@@ -87,12 +84,10 @@ class EventDecoder:
         return [self._event(rest)] if rest else []
 
     def _event(self, raw: bytes) -> ServerSentEvent:
-        text = raw
-        if not self._begun:
-            self._begun = True
-            text = raw.removeprefix(BOM)
-        if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
-            return ServerSentEvent(raw, text[6:-2])
+        text = raw if self._begun else raw.removeprefix(BOM)
+        self._begun = True
+        if usual := _usual(raw):
+            return usual
         if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:
             return ServerSentEvent(raw, None)
         data: list[bytes] = []
@@ -105,6 +100,20 @@ class EventDecoder:
             elif field == b"event":
                 name = value
         return ServerSentEvent(raw, b"\n".join(data) if data else None, name)
+
+
+def _usual(raw: bytes) -> ServerSentEvent | None:
+    """Return the event that these bytes are if it is as most servers write it: a line of data, and
+    at most a name before it."""
+    if b"\r" in raw:
+        return None
+    lines = raw.split(b"\n", 3)
+    name = None
+    if lines[0].startswith(b"event: "):
+        name = lines.pop(0)[7:]
+    if lines[1:] == _nothing and lines[0].startswith(b"data: "):
+        return ServerSentEvent(raw, lines[0][6:], name)
+    return None
 
 
 def encode(data: bytes, name: bytes | None = None) -> bytes:

@@ -192,6 +192,11 @@ class Round(ABC):
         Broken."""
 
     @abstractmethod
+    def extend(self, data: bytes) -> bool:
+        """Take an event that only goes on with what the client sees as it comes, if it is one.
+        Returns whether it was. Nothing is held, and the event names none of our tools."""
+
+    @abstractmethod
     def settle(self) -> list[Part]:
         """Decide whose the remaining calls are, now that the reply has ended. Returns the parts to
         show."""

@@ -49,6 +49,19 @@ class TextCalls:
         """Whether a piece of any text certainly begins no run of calls, and no candidate waits."""
         return not (self._open or SIGNS.search(piece))
 
+    def extend(self, pieces: dict[Any, str]) -> bool:
+        """Take a piece of each of these texts if all certainly are shown as they came. Returns
+        whether they are. No candidate waits."""
+        if not self._names:
+            return True
+        for text, piece in pieces.items():
+            state = self._texts.get(text)
+            if state is None or (state.waits and state.lines.empty) or SIGNS.search(piece):
+                return False
+        for text, piece in pieces.items():
+            self._texts[text].lines.add(piece)
+        return True
+
     def shown(self, text: Hashable, piece: str) -> None:
         """Take a piece that `passes`."""
         if self._names:

@@ -135,7 +135,12 @@ class Turn(ABC):
         self._require(State.READING)
         if self._done:
             return b""
+        reading = self._round
         if event.data is not None:
+            waits = reading.held or not self._shown.streamed
+            if not waits and not reading.names.mentioned(event.data) and reading.extend(event.data):
+                self.signs += 1
+                return event.raw
             if event.data.strip() == sse.DONE:
                 self._done = event.raw
                 return b""
@@ -144,7 +149,7 @@ class Turn(ABC):
             except NotJson:
                 if event.name == b"error" or is_error(event.data):
                     self._refuse(event.data)
-                elif self._round.names.named_in(event.data):
+                elif reading.names.named_in(event.data):
                     raise Broken(
                         "an event that cannot be read names a tool of the proxy's"
                     ) from None

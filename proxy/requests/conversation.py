@@ -39,6 +39,8 @@ PARSED = 32
 thread."""
 LINE = 32
 """Bytes that a line of a stream counts as, however short it is. A few bytes can be an event."""
+SHORT = SMALL // PARSED // LINE
+"""Bytes of a stream that take no thread, whatever they are."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read
 it to its end."""
@@ -115,6 +117,8 @@ class _Conversation:
         self._timer = self._loop.call_later(heartbeat, self._look)
         try:
             await self._rounds()
+        except (Broken, NotJson, sse.TooLarge) as error:
+            raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
         finally:
             self._timer.cancel()
             if self._beating is not None:
@@ -295,25 +299,26 @@ class _Conversation:
         """Feed the events that this chunk completes to the turn, and return the bytes for the
         client. None: the end."""
 
-        def turned() -> bytes:
-            events = _ended(decoder.flush()) if chunk is None else decoder.feed(chunk)
-            if not self._begun:
-                self._begun = any(event.data is not None for event in events)
-            return b"".join(map(self._turn.receive, events))
-
         came = chunk or b""
+        size = decoder.held + len(came)
+        if size <= SHORT:
+            return self._turned(decoder, chunk)
         lines = came.count(b"\n") + came.count(b"\r")
-        return await self._run(turned, PARSED * max(decoder.held + len(came), lines * LINE))
+        work = partial(self._turned, decoder, chunk)
+        return await self._run(work, PARSED * max(size, lines * LINE))
+
+    def _turned(self, decoder: sse.EventDecoder, chunk: bytes | None) -> bytes:
+        events = _ended(decoder.flush()) if chunk is None else decoder.feed(chunk)
+        if not self._begun:
+            self._begun = any(event.data is not None for event in events)
+        return b"".join(map(self._turn.receive, events))
 
     async def _run(self, work: Callable[[], T], size: int | None = None) -> T:
         """Return the result of `work` that looks through `size` bytes, or through all that the turn
-        holds. Raises UpstreamBroken if upstream's reply cannot be used."""
+        holds."""
         if size is None:
             size = max(self._io.size, PARSED * self._heard)
-        try:
-            return work() if size <= SMALL else await self._io.aside(work, size)
-        except (Broken, NotJson, sse.TooLarge) as error:
-            raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
+        return work() if size <= SMALL else await self._io.aside(work, size)
 
     def _reply_headers(self, more: Sequence[Header]) -> Headers:
         headers = self._headers.without((b"content-length", b"content-encoding", *DIGESTS))

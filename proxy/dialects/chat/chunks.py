@@ -74,7 +74,7 @@ def plain_delta(data: bytes) -> dict[str, str | None] | None:
     """Return the texts of an event, or None if it holds anything else."""
     try:
         delta = _plain.decode(data).choices[0].delta
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except rawjson.REFUSED:
         return None
     return delta if delta.keys() <= _PLAIN else None
 

@@ -41,7 +41,6 @@ from proxy.dialects.turn import Turn
 from proxy.dialects.usage import UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.plan import ToolCall
-from proxy.plan.turn import State
 from proxy.rawjson import NULL, Members, object_of, on_one_line, string, text_of
 
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -169,6 +168,24 @@ class ChatRound(Round):
         for part, block in split:
             parts += self.put(part, block, size)
         return parts
+
+    def extend(self, data: bytes) -> bool:
+        reply = self._reply
+        if self._holds_text or reply.hides or not reply.begun:
+            return False
+        delta = chunks.plain_delta(data)
+        if not delta:
+            return False
+        texts = {key: text for key, text in delta.items() if text and key in TEXTS}
+        if not self.spoken.extend(texts):
+            return False
+        for key, text in texts.items():
+            self.grow(len(text))
+            self.message.extend(key, [text])
+            reply.message.extend(key, [text])
+            reply.has_content = True
+            reply.answers |= key not in chunks.THOUGHTS
+        return True
 
     def settle(self) -> list[Part]:
         self._settle_texts()
@@ -456,7 +473,6 @@ class ChatTurn(Turn):
     )
     _round: ChatRound
     _shown: ChatReply
-    _quick = False  # whether an event with text only has to be noted and nothing else
 
     @staticmethod
     def failure(fault: ProxyError, said: bytes, number: int) -> bytes:
@@ -464,30 +480,6 @@ class ChatTurn(Turn):
         return sse.encode(
             fault.body() if rawjson.is_null(members.get("error")) else rawjson.encode(members)
         )
-
-    def receive(self, event: sse.ServerSentEvent) -> bytes:
-        quick = self._quick and not self._shown.hides and self.state is State.READING
-        delta = chunks.plain_delta(event.data) if quick and event.data is not None else None
-        spoken = (
-            self._round.spoken
-            if delta and not self._round.names.mentioned(event.data or b"")
-            else None
-        )
-        if delta and spoken and all(spoken.passes(text) for text in delta.values() if text):
-            for key, text in delta.items():
-                if text and key in TEXTS:
-                    spoken.shown(key, text)
-                    self._round.grow(len(text))
-                    self._round.message.extend(key, [text])
-                    self._shown.message.extend(key, [text])
-                    self._shown.has_content = True
-                    self._shown.answers |= key not in chunks.THOUGHTS
-            self.signs += 1
-            return event.raw
-        out = super().receive(event)
-        waits = self._round.held or self._request.wants_json
-        self._quick = self._shown.begun and not (waits or self._done)
-        return out
 
     def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
         failed = (

@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Raw
@@ -88,6 +88,17 @@ class _Head(msgspec.Struct, frozen=True):
     usage: Raw = NULL
 
 
+class _Piece(msgspec.Struct, gc=False):
+    """An event that brings nothing but texts of a block."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: dict[str, str]
+
+
+_pieces = msgspec.json.Decoder(_Piece)
+
+
 class ReplyEvent(Event):
     """One event of a reply."""
 
@@ -134,8 +145,12 @@ class ReplyBlock(Call):
             if key == "citation":
                 self._cited.append(raw)
             elif key != "type" and rawjson.is_string(raw):
-                self._pieces[key].append(text_of(raw))
-                self.size += len(self._pieces[key][-1])
+                self.extend(key, text_of(raw))
+
+    def extend(self, key: str, text: str) -> None:
+        """Add a piece of one of its texts."""
+        self._pieces[key].append(text)
+        self.size += len(text)
 
     @property
     def thinks(self) -> bool:
@@ -252,6 +267,23 @@ class MessagesRound(Round):
         if event.type in (CLOSING, END):
             return self.put(event, self.closing, size)
         return self._in_block(event, size)
+
+    def extend(self, data: bytes) -> bool:
+        try:
+            event = _pieces.decode(data)
+        except rawjson.REFUSED:
+            return False
+        block = self._by_index.get(event.index)
+        if block is None or not block.shown or block.place != event.index:
+            return False
+        piece = event.delta.get(_SPOKEN.get(block.type, ""))
+        if piece and not self.spoken.extend({block: piece}):
+            return False
+        for key, text in event.delta.items():
+            if key != "type":
+                block.extend(key, text)
+                self.grow(len(text))
+        return True
 
     def _in_block(self, event: ReplyEvent, size: int) -> list[Part]:
         index = place(event.decoded.index)

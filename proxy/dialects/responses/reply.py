@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import Raw
@@ -116,6 +116,26 @@ class _Head(msgspec.Struct, frozen=True):
     summary_index: Raw = NULL
     text: Raw = NULL
     part: Raw = NULL
+
+
+class _Piece(msgspec.Struct, gc=False):
+    """An event that brings nothing but a piece of a text or of a call's arguments."""
+
+    type: Literal[
+        "response.output_text.delta",
+        "response.reasoning_text.delta",
+        "response.reasoning_summary_text.delta",
+        "response.function_call_arguments.delta",
+    ]
+    delta: str
+    output_index: int
+    sequence_number: int | None = None
+    content_index: int | None = None
+    summary_index: int | None = None
+    response: None = None
+
+
+_pieces = msgspec.json.Decoder(_Piece)
 
 
 class ItemEvent(Event):
@@ -341,6 +361,25 @@ class ResponsesRound(Round):
         if event.type in SPOKEN and self.names:
             return self._say(event, item, size)
         return parts + self.put(event, item, size)
+
+    def extend(self, data: bytes) -> bool:
+        try:
+            event = _pieces.decode(data)
+        except rawjson.REFUSED:
+            return False
+        item = self._known.get(event.output_index)
+        if item is None or not item.shown or item.place != event.output_index:
+            return False
+        if event.sequence_number not in (None, self._reply.next_number):
+            return False
+        key = SPOKEN.get(event.type)
+        if key:
+            number = event.content_index if key == "content" else event.summary_index
+            if not self.spoken.extend({(item, (key, number or 0)): event.delta}):
+                return False
+        if event.sequence_number is not None:
+            self._reply.next_number += 1
+        return True
 
     def _say(self, event: ItemEvent, item: OutputItem, size: int) -> list[Part]:
         """Take a piece of a text; what may be a call of ours is held."""

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy import sse
 from proxy.dialects import reply
 from proxy.plan.recognise import Hidden
+from proxy.plan.turn import Broken, State
 from tests.dialects.contract.apis import (
     APIS,
     Api,
@@ -209,6 +211,55 @@ def test_any_reply(rounds: list[Round], name: str, json_mode: bool, data: st.Dat
 
 def _calls(said: Round) -> bool:
     return any(one.kind in ("ours", "theirs") for one in said.blocks)
+
+
+CALL = '{"name": "grep", "arguments": {}}'
+WORDS = ["aaaaaaa", "b ", "\n", "```\n", "    ", "> ", "<", CALL, "Grep é"]
+SAID = st.builds(
+    Block,
+    st.sampled_from(["think", "text", "ours", "theirs"]),
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=9).map("".join),
+)
+
+
+def traced(api: Api, said: Sequence[bytes], members: Json) -> list[Any]:
+    """What becomes of each event, with heartbeats between, and of the turn."""
+    turn = api.turn(**members)
+    trace: list[Any] = []
+    try:
+        for raw in said:
+            trace.append(turn.request())
+            for number, event in enumerate(sse.EventDecoder().feed(raw)):
+                trace.append((turn.receive(event), turn.signs, turn.over))
+                if number % 9 == 8:
+                    trace.append(turn.heartbeat())
+            trace.append(turn.end())
+            if turn.state is State.CALLING:
+                turn.answer(["found"] * len(turn.calls))
+            if turn.state is State.DONE:
+                return [*trace, turn.close(), turn.hidden, turn.visible, turn.spent]
+    except Broken as error:
+        trace.append(str(error))
+    return trace
+
+
+@given(
+    st.lists(st.builds(Round, st.lists(SAID, max_size=4), st.booleans()), min_size=1, max_size=3),
+    st.sampled_from(sorted(APIS)),
+    st.booleans(),
+    st.sampled_from([{}, {"injected": False}]),
+)
+def test_the_short_way_of_an_event_changes_nothing(
+    rounds: list[Round], name: str, json_mode: bool, members: Json
+) -> None:
+    api = APIS[name]
+    encode = api.encodings["own"]
+    said = [encode(api.reply(one, number)) for number, one in enumerate(rounds, 1)]
+    members = (api.json_mode if json_mode else {}) | members
+    short = traced(api, said, members)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(api.turn()).rounds_as, "extend", lambda *_: False)
+        assert traced(api, said, members) == short
 
 
 @pytest.mark.parametrize("first", sample(range(0, 1_000, 50), 1))
