@@ -4,7 +4,7 @@ them. The same plan and records always give the same bytes."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice, pairwise
 from operator import attrgetter
@@ -430,18 +430,21 @@ def moved_files(
     def texts(index: int) -> dict[int | None, str]:
         return dict(dialect.texts(transcript.raws[index]))
 
-    files: dict[str, _File] = {}
+    pieces: dict[str, tuple[int, Piece]] = {}
     said: dict[str, dict[str, None]] = {}
     moved: dict[int, dict[int | None, str]] = {}
 
     def add(index: int, piece: Piece) -> None:
         path = f"{store_dir}/{piece.name}"
-        files[path] = _File(lambda: texts(index)[piece.part], piece.label, piece.media)
+        pieces[path] = index, piece
         # Equal results of several calls are one file, which each of these calls names.
-        said.setdefault(path, {}).update(
-            dict.fromkeys((*piece.label.call_strings, transcript.messages[index].answers))
-        )
+        words = (*piece.label.call_strings, transcript.messages[index].answers)
+        said.setdefault(path, {}).update(dict.fromkeys(words))
         moved.setdefault(index, {})[piece.part] = path
+
+    def file(index: int, piece: Piece, words: Iterable[str]) -> _File:
+        label = replace(piece.label, call_strings=tuple(words))
+        return _File(lambda: texts(index)[piece.part], label, piece.media)
 
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
@@ -454,10 +457,7 @@ def moved_files(
     for index in (index for _, indexes in cuts for index in indexes):
         for piece in filter(attrgetter("media"), transcript.messages[index].pieces):
             add(index, piece)
-    for path, words in said.items():
-        files[path] = files[path]._replace(
-            label=replace(files[path].label, call_strings=tuple(words))
-        )
+    files = {path: file(*pieces[path], words) for path, words in said.items()}
     messages = transcript.messages
     elsewhere = {  # the calls whose results have a file of their own
         messages[index].answers
