@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import httpx
 import pytest
 
 from proxy.plan.preview import ORIGINALS
+from proxy.stores.local import Folder
 from tests.acceptance.test_archive import (
     FACT,
     LOGS,
+    REFERENCE,
     Kept,
     Model,
     archived,
@@ -24,6 +27,7 @@ from tests.acceptance.test_archive import (
 )
 from tests.clients.apis import Asked, api
 from tests.clients.worker import SUMMARY, is_summary
+from tests.clock import PATIENCE
 from tests.fake_upstream import Message, StrictUpstream, text
 from tests.serving import Proxy, served, tight, wait_until
 
@@ -268,6 +272,37 @@ def test_a_text_of_which_only_the_name_was_written_is_not_there(tmp_path: Path) 
         record.write_bytes(b"")
         assert posted(proxy, "read", absolute_path=reference).status_code == 404
         assert recall(proxy, "search", pattern="vault")["metadata"]["matches"] == []
+
+
+def test_a_text_that_is_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply that moved it may have ended before."""
+    looked = threading.Event()
+    put = Folder.put
+    get = Folder.get
+
+    def slow_put(folder: Folder, key: str, value: bytes, **how: bool) -> bool:
+        if "/originals/" in key:
+            looked.wait(PATIENCE)
+        return put(folder, key, value, **how)
+
+    def noticed_get(folder: Folder, key: str) -> bytes | None:
+        found = get(folder, key)
+        if "/originals/" in key:
+            looked.set()
+        return found
+
+    monkeypatch.setattr(Folder, "put", slow_put)
+    monkeypatch.setattr(Folder, "get", noticed_get)
+    model = Model()
+    with archived(model, tmp_path) as proxy:
+        ask(proxy, "chat", LOGS, "And?")
+        reference = next(
+            name for name in REFERENCE.findall(model.seen[-1].shown) if "0.log" in name
+        )
+        assert posted(proxy, "read", absolute_path=reference).status_code == 200
+        assert looked.is_set()
 
 
 def test_an_index_names_only_texts_that_are_there(kept: Kept) -> None:
