@@ -391,10 +391,11 @@ def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> It
     cure = "; start it, or give --upstream" if any("DOES NOT ANSWER" in one for one in said) else ""
     yield f"upstream   {'; '.join(dict.fromkeys(said))}{cure}"
     if len(found) == 1:
-        does = f"{settings.policies or 'built in'}: {_briefly(found[0])}"
+        brief = f"{settings.policies or 'built in'}: {_briefly(found[0])}"
+        yield f"policy     {brief}; `offload-proxy check` explains it in full"
     else:
-        does = f"{len(found)} of {settings.policies}"
-    yield f"policy     {does}; `offload-proxy check` explains it in full"
+        many = f"{len(found)} of {settings.policies}"
+        yield f"policy     {many}; `offload-proxy check --full` explains each"
     yield f"store      {describe(settings.store)}, {'DOES NOT WORK' if fault else 'works'}"
     off = "off; --dashboard FILE shows every request and what it cost"
     yield f"dashboard  {f'{settings.dashboard}; --dashboard off ends it' if settings.dashboard else off}"

@@ -193,8 +193,9 @@ class Round(ABC):
 
     @abstractmethod
     def extend(self, data: bytes) -> bool:
-        """Take an event that only goes on with what the client sees as it comes, if it is one.
-        Returns whether it was. Nothing is held, and the event names none of our tools."""
+        """Take an event that only continues what is passed on to the client as it comes. Returns
+        whether it is one; if not, nothing has changed. Called only while nothing is held, with
+        events that name none of our tools."""
 
     @abstractmethod
     def settle(self) -> list[Part]:

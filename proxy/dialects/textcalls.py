@@ -51,7 +51,7 @@ class TextCalls:
 
     def extend(self, pieces: dict[Any, str]) -> bool:
         """Take a piece of each of these texts if all certainly are shown as they came. Returns
-        whether they are. No candidate waits."""
+        whether they are; if not, nothing has changed. Called only while no candidate waits."""
         if not self._names:
             return True
         for text, piece in pieces.items():

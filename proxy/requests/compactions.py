@@ -50,7 +50,8 @@ async def serve(
     accepted: Callable[[Prepared], Awaitable[Prepared]],
 ) -> tuple[Prepared, Compacted | None]:
     """Return the reply, which refers to a snapshot of all of the history; else None, and the
-    request to be sent: with the wish for upstream if that is to compact, else without it.
+    request to be sent: with the wish for upstream if that is to compact, or if the request is only
+    observed, else without it.
 
     `accepted` is awaited when upstream has accepted the call for the snapshot. It returns what is
     known of the request then. The client drops its history, so all that stands behind the reference
@@ -61,8 +62,10 @@ async def serve(
     whole = wish.kind is Compacting.WHOLE
     if planned is None or not served or (whole and prepared.observed):
         return as_wished(prepared, wish), None
+    if prepared.observed:
+        return replace(prepared, continued=_body(wish)), None
     if not whole:
-        return replace(prepared, continued=_body(wish)) if prepared.observed else prepared, None
+        return prepared, None
     if not planned.policy.store_originals:
         return as_wished(prepared, wish, "store_originals"), None
     found = await rendering.compacted(caller, prepared, planned)

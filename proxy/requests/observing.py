@@ -1,5 +1,5 @@
-"""Requests that are only observed: upstream gets them as the client sent them, and what the plan
-would have done is recorded.
+"""Requests that are only observed: upstream gets them as the client sent them, or without thinking
+that it refused, and what the plan would have done is recorded.
 
 The policy or the client wants that, or the conversation is held out, to be compared with others.
 Nothing of such a request is stored, asked for or learned, and none is refused for want of a plan.

@@ -39,8 +39,8 @@ from proxy.requests.cache import MessageCache
 from proxy.tools.definitions import OTHER_NAMES, definitions
 
 Pauses = Callable[["Planned"], Awaitable[Mapping[bytes, int]]]
-"""Returns, by the digests of `Planned.points`, at which requests upstream's cache had expired, and after
-how many seconds."""
+"""Returns, by the digests of `Planned.points`, at which requests upstream's cache had expired, and
+after how many seconds."""
 
 MISREAD = "\n\n[{path} is no file of this tool's: {read_file} reads it, and {grep} searches it.]"
 """The line behind such a result."""

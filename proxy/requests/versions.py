@@ -138,9 +138,7 @@ class Versions:
         # what refusals teach, for a namespace: for the client's own once it is vouched for
         self._lessons: list[Callable[[str], int]] = []
         self._window: int | None = None  # for which this request alone is planned
-        self._own_refusal: Refusal | None = (
-            None  # upstream's first refusal of the client's own bytes
-        )
+        self._own_refusal: Refusal | None = None  # the first one of the client's own bytes
         self._begins = True  # whether what is remembered is still to be struck
         self._blamed: frozenset[Addition] = frozenset()  # for what this request was refused
         self._replans = 0
@@ -166,8 +164,8 @@ class Versions:
         return prepared.unrendered(without=self.without)
 
     def check(self, prepared: Prepared) -> None:
-        """Check that this version is worth sending. Raises the refusal that it would get if one was
-        too long that is no longer. A lower limit for the reply alone is worth it once."""
+        """Check that this version is worth sending. If one was refused as too long, raises that
+        refusal for another of the same length. A lower limit for the reply alone is tried once."""
         if self._long is None:
             return
         length = _Length.of(prepared)
@@ -180,8 +178,8 @@ class Versions:
 
     def refuse(self, prepared: Prepared, refusal: Refusal) -> bool:
         """Take upstream's refusal of a version. Returns whether the request is to be planned again
-        before the next one. Raises the refusal that the client gets if no version is left. Without a
-        plan, the only other one is without thinking."""
+        before the next one. Raises the refusal that the client gets if no version is left. Without
+        a plan, the only other one is without thinking."""
         complaint = self._dialect.complaint(refusal.status, refusal.error_body())
         unplanned = prepared.planned is None or prepared.observed
         if unplanned and complaint is not Addition.THINKING:

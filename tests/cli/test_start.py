@@ -81,7 +81,7 @@ def test_a_variable_that_a_policy_names_is_known(
     )
     lines = said(settings, capsys)
     assert [line.split()[0] for line in lines] == ["upstream", "policy", "store", "dashboard"]
-    assert lines[1] == f"policy     2 of {tmp_path}; `offload-proxy check` explains it in full"
+    assert lines[1] == f"policy     2 of {tmp_path}; `offload-proxy check --full` explains each"
 
 
 @pytest.mark.parametrize(
