@@ -187,9 +187,9 @@ async def sampled(system: System, case: Case, requests: list[list[bytes]]) -> Sa
 
 
 async def growth(ours: System, relay: System, turns: int) -> tuple[float, float]:
-    """An agent's run of so many turns, with hidden rounds and summaries: the processor time of its
-    last turns, divided by that of the turns before its first quarter ends. Returns that of all of
-    it, and of what the system takes above the relay for the same bodies."""
+    """Play an agent's run of so many turns, with hidden rounds and summaries. Returns the processor
+    time of its last turns, divided by that of the turns before its first quarter ends: once all of
+    it, and once only what it has beyond the relay's for the same bodies."""
     talk = Talk(0, result=STEP, model=AGENT)
     quarter = turns // 4
     window = min(WINDOW, turns // 8)
@@ -229,7 +229,7 @@ def table(bench: Bench, grown: tuple[float, float]) -> str:
             bench.rate(OURS, EIGHT),
             bench.rate(OURS, EIGHT_STREAMED),
         ],
-        "CPU of an agent's last turns, against those after a quarter: all, added to the bare relay's": grown,
+        "CPU of an agent's last turns, against those before a quarter: all, added to the bare relay's": grown,
         "CPU with cache marks that move, against without: 1 MB, 3 MB": [
             _ratio(bench.cpu(OURS, MARKED[size]), bench.cpu(OURS, PLAIN[size])) for size in PLAIN
         ],

@@ -231,6 +231,7 @@ def test_the_first_page_shows_no_figure_of_few_requests(tmp_path: Path) -> None:
         made.same()
         found = dashboard(made.proxy, "savings?period=day")["verified"]
         assert made.proxy.metric("verified_whole_tools_total", 'tenant="default"') == 1
+        assert made.proxy.metric("verified_cost_total", 'tenant="default"') > 0
         assert made.proxy.metric("requests_total", 'dialect="chat",kind="verify",status="200"') == 1
     missing = "1 of the 30 compared requests that a figure needs"
     spent = found.pop("spent")
