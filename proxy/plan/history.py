@@ -263,6 +263,8 @@ class Paused(msgspec.Struct, frozen=True):
     after how many seconds: by the digests of these points."""
 
     namespace: str
+    recorded: int
+    """Which pause of the conversation this process had recorded last when it looked."""
     upto: int = 0
     seconds: Mapping[bytes, int] = {}
 

@@ -9,10 +9,12 @@ history.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.lru import Lru
 from proxy.plan.history import Paused, beginning
@@ -27,6 +29,8 @@ LEAST = 1_024
 a block."""
 SHORTEST = 300
 """Seconds before which no provider's cache expires."""
+
+_Key = tuple[str, str, str, bytes]
 
 
 class _Last(msgspec.Struct, frozen=True, gc=False):
@@ -47,29 +51,39 @@ class LastRequests:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._last: Lru[tuple[str, str, str, bytes], _Last] = Lru(CONVERSATIONS)
+        self._last: Lru[_Key, _Last] = Lru(CONVERSATIONS)
+        self._recorded: Lru[_Key, int] = Lru(CONVERSATIONS)  # the last pause of each
+        self._numbers = itertools.count(1)
 
     async def pauses(self, planned: Planned, records: Records, *, new: bool) -> Mapping[bytes, int]:
         """Return at which of this history's requests upstream's cache had expired, and after how
         many seconds. If this is a `new` request, whoever sees its pause first records it, so that
         every later request plans with it, on any replica; without the record, it counts for
-        none. Those of earlier requests are looked up once."""
+        none. Those of earlier requests are looked up once, and again after this process has
+        recorded one: a client may go back."""
         model = planned.request.model
         last = planned.last_point_digests[-1]
         history = planned.history.stem or planned.history
-        known = history.paused
-        if known is None or known.namespace != records.namespace:
-            known = Paused(records.namespace)
+        key = _key(records.namespace, planned)
+        nothing = Paused(records.namespace, self._recorded.get(key) or 0)
+        known = history.paused or nothing
+        if replace(known, upto=0, seconds={}) != nothing:
+            known = nothing
         points = planned.points(known.upto)
         newer = await records.pauses([*points], model)
         found = {**known.seconds, **newer}
         if not records.unread:
             upto = max(min(len(history), max(points.values(), default=0)), known.upto)
             passed = {point: pause for point, pause in newer.items() if points[point] < upto}
-            history.paused = Paused(records.namespace, upto, {**known.seconds, **passed})
+            history.paused = replace(known, upto=upto, seconds={**known.seconds, **passed})
         seen = new and last not in found
         pause = self.expired(records.namespace, planned) if seen else 0
-        return found | await records.keep_pause(last, model, pause) if pause else found
+        if not pause:
+            return found
+        try:
+            return found | await records.keep_pause(last, model, pause)
+        finally:
+            self._recorded.put(key, next(self._numbers))
 
     def expired(self, namespace: str, planned: Planned) -> int:
         """Return the seconds since this history's request before, if upstream's cache has expired
@@ -126,7 +140,7 @@ class LastRequests:
         return CacheMiss.EXPIRED if lifetime is None and pause > SHORTEST else CacheMiss.OTHER
 
 
-def _key(namespace: str, planned: Planned) -> tuple[str, str, str, bytes]:
+def _key(namespace: str, planned: Planned) -> _Key:
     return (
         namespace,
         planned.policy.upstream.base_url,

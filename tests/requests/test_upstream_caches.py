@@ -211,6 +211,22 @@ async def test_earlier_pauses_are_looked_up_once(
     assert cold.sent[-1] == one.sent[-1]
 
 
+async def test_a_pause_counts_for_every_later_request_after_a_client_has_gone_back(
+    replicas: list[Replica], clock: Time
+) -> None:
+    one, cold, _ = replicas
+    for steps in (1, 2, 3, 4, 1):
+        await one.turn(asked(steps))
+    clock.now += 720
+    await one.turn(asked(2))
+    assert one.moved
+    for steps in (4, 5):
+        await one.turn(asked(steps))
+        await cold.turn(asked(steps))
+        assert cold.moved
+        assert one.sent[-1] == cold.sent[-1]
+
+
 @pytest.mark.parametrize("why", [{"mode": Mode.OBSERVE}, {"holdout": 1.0}], ids=str)
 async def test_a_request_that_is_only_observed_leaves_no_record(
     replicas: list[Replica], clock: Time, why: dict[str, Any]
