@@ -73,7 +73,8 @@ class LastRequests:
         newer = await records.pauses([*points], model)
         found = {**known.seconds, **newer}
         if not records.unread:
-            upto = max(min(len(history), max(points.values(), default=0)), known.upto)
+            last_point = max(points.values(), default=0)
+            upto = max(min(last_point, len(history)), known.upto)
             passed = {point: pause for point, pause in newer.items() if points[point] < upto}
             history.paused = replace(known, upto=upto, seconds={**known.seconds, **passed})
         seen = new and last not in found
