@@ -75,9 +75,9 @@ async def resolved(caller: Caller, prepared: Prepared, request: Request) -> Prep
 
 async def continued(caller: Caller, prepared: Prepared) -> Prepared:
     """Return the request that goes on from a reply upstream, from its last round if it had hidden
-    ones."""
+    ones: upstream takes no other, also if nothing is to change."""
     request = prepared.request
-    if prepared.observed or request is None or not request.continues:
+    if request is None or not request.continues:
         return prepared
     last = await caller.records.continuation(request.continues)
     if last is None:

@@ -95,9 +95,10 @@ def begun(ask: Callable[..., Any], api: ResponsesApi, **options: Any) -> list[Js
     return items
 
 
+@pytest.mark.parametrize("header", [{}, {"x-offload": "off"}, {"x-offload": "observe"}], ids=str)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
-    ask: Callable[..., Any], api: ResponsesApi, mixed: bool
+    ask: Callable[..., Any], api: ResponsesApi, mixed: bool, header: dict[str, str]
 ) -> None:
     items = begun(ask, api)
     looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
@@ -110,7 +111,11 @@ def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
     )
     response = ask(items)
     api.script([say("Done.")])
-    after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
+    after = ask(
+        outputs(replayed(response), "got it"),
+        previous_response_id=response.id,
+        extra_headers=header,
+    )
     assert after.output_text == "Done."
     assert api.refused == []
 
