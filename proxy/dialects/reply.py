@@ -264,7 +264,7 @@ class Round(ABC):
     def put(self, event: Any, block: Block, size: int) -> list[Part]:
         """Take the next part, of so many bytes. Returns the parts to show now. Raises Broken if too
         much is held."""
-        if block.shown and not self.held:
+        if block.shown and not self.held and not isinstance(block, Candidate):
             return [(event, block)]
         self.grow(size)
         if block.shown is False:

@@ -26,7 +26,7 @@ from tests.dialects.chat.turns import (
     usage,
     whole,
 )
-from tests.dialects.turning import run
+from tests.dialects.turning import events, run
 
 NAMES = ToolNames(("grep", "read_file"), {"search"})
 CALL = '{"name": "grep", "arguments": {"pattern": "x{1}"}}'
@@ -183,3 +183,11 @@ def test_nothing_is_held_back_without_our_tools() -> None:
     raw = spoken(CALL, 3)
     shown = asked(injected=False, stream_options={"include_usage": True})
     assert run(ChatTurn(shown), raw)[0] == raw
+
+
+def test_what_may_be_a_call_is_shown_if_another_text_follows_in_the_same_event() -> None:
+    said = chunk({"content": "<tool", "reasoning": "Hm."})
+    out, _ = run(ChatTurn(asked()), stream(ROLE, said, chunk({}, "stop")))
+    deltas = [one["choices"][0]["delta"] for one in events(out)]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "<tool"
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == "Hm."
