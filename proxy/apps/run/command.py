@@ -14,7 +14,7 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 """Exit statuses of shells (POSIX, 2.8.2)."""
 
-_FROM_TERMINAL = ("SIGINT", "SIGQUIT")
+_FROM_TERMINAL = ("SIGINT", "SIGQUIT", "SIGTSTP")
 """The terminal sends these to us and to the command, which decides."""
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """These are sent to us alone."""

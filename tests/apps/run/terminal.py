@@ -44,6 +44,11 @@ class Terminal:
         wait_until(lambda: words in self.screen())
         return self.screen()
 
+    def until_foreground(self) -> None:
+        """Wait until the shell has given the terminal to a command."""
+        shown = ("display-message", "-p", "#{pane_current_command}")
+        wait_until(lambda: self.tmux(*shown).strip() != "bash")
+
 
 @contextmanager
 def terminal(folder: Path, environment: Mapping[str, str]) -> Iterator[Terminal]:

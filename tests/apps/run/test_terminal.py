@@ -42,10 +42,22 @@ def test_a_stopped_agent_is_one_job_and_goes_on(tmp_path: Path) -> None:
         shown.until("Stopped")
         shown.type("clear; fg")
         shown.until("agent.py wait")
+        shown.until_foreground()
         shown.press("C-c")
         shown.until("no request came")
         shown.type("echo status $?")
         shown.until("status 42")
+
+
+def test_an_agent_that_does_not_stop_stops_nobody(tmp_path: Path) -> None:
+    with terminal(tmp_path, environment(tmp_path)) as shown:
+        script = 'trap "" TSTP; echo waiting; read said; echo "heard $said"'
+        shown.type(f"clear; {sys.executable} -m proxy run -- sh -c '{script}'")
+        shown.until("\nwaiting")
+        shown.press("C-z")
+        shown.type("it")
+        shown.until("heard it")
+        shown.until("no request came")
 
 
 def test_an_agent_that_stops_itself_stops_us(tmp_path: Path) -> None:
