@@ -56,7 +56,7 @@ class TextCalls:
             return True
         for text, piece in pieces.items():
             state = self._texts.get(text)
-            if state is None or (state.waits and state.lines.empty) or SIGNS.search(piece):
+            if state is None or (state.waits and state.lines.empty) or not self.passes(piece):
                 return False
         for text, piece in pieces.items():
             self._texts[text].lines.add(piece)

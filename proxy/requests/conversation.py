@@ -279,7 +279,7 @@ class _Conversation:
                         if rest := await _rest(chunks):
                             await self._write(await self._received(decoder, rest))
                         return
-                if self._begun:
+                if self._begun and not self._accepted:
                     await self._accept()
         async with self._writing:
             out = early + await self._received(decoder, None)

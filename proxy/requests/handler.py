@@ -117,7 +117,10 @@ class _Request:
         self.prepared = await self._plan(self.prepared)
         if self.prepared.wish is not None and await self._compacted(self.prepared.wish):
             return
-        await (self._observe() if self.prepared.observed else self._serve())
+        if self.prepared.observed:
+            await self._observe()
+        else:
+            await self._serve()
 
     async def _serve(self, heard: int = 0) -> None:
         """Send one version after another until upstream takes it, or the client gets its refusal.
