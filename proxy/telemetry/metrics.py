@@ -28,11 +28,13 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     values,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
 from proxy import __version__
 from proxy.telemetry.outcome import Kind, Outcome
@@ -372,7 +374,27 @@ class Metrics:
                 mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
             except PermissionError:
                 pass  # it lives
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(MultiProcessCollector(None, folder))  # type: ignore[no-untyped-call]
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Workers(Path(folder)))
+
+
+class _Workers(Collector):
+    """The values of all workers, of which each has files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        begun = [str(path) for path in self._folder.glob("*.db") if _is_begun(path)]
+        return MultiProcessCollector.merge(begun)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether a file has room for values. A worker creates it empty, and `merge` raises
+    struct.error."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # another worker has removed it, with a worker that is dead
+        return False
 
 
 @contextmanager

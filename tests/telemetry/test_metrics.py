@@ -242,6 +242,14 @@ class Worker:
         self.process.communicate()
 
 
+def test_a_file_that_a_worker_has_just_created_is_no_fault() -> None:
+    with prepare_multiprocess() as folder:
+        one = Worker("up")
+        (folder / "counter_1.db").touch()
+        assert value(one.render(), "store_up") == 1
+        one.end(signal.SIGTERM)
+
+
 def test_every_worker_shows_the_sum_over_all_workers() -> None:
     with prepare_multiprocess() as folder:
         one, other = Worker("up"), Worker("down")
