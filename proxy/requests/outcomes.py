@@ -32,6 +32,7 @@ from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
 from proxy.upstream.headers import Header
 
 RESTORED = "Nothing moves, because by its `tool_choice` the model cannot read it back; earlier searches stay in place."
+UNTHOUGHT = "sent without the thinking that upstream refused"
 UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
@@ -118,7 +119,7 @@ def _of_plan(prepared: Prepared, planned: Planned) -> Iterator[str]:
 def _sent(prepared: Prepared) -> str:
     """Say how a request is sent without its plan."""
     if Addition.THINKING in prepared.without:
-        return "sent without the thinking that upstream refused"
+        return UNTHOUGHT
     if prepared.references.digests:
         return "sent with the history that its reference stands for"
     return "sent as it came"
@@ -127,7 +128,10 @@ def _sent(prepared: Prepared) -> str:
 def _remarks(prepared: Prepared) -> Sequence[str]:
     """Return what the client should know, also where the request is sent as planned."""
     unfollowed = UNFOLLOWED if prepared.unfollowed else ""
-    return [text for text in (unfollowed, prepared.remark) if text]
+    observed = prepared.observed and prepared.in_force is not None
+    forgiven = observed and Addition.THINKING in prepared.without
+    unthought = f"{UNTHOUGHT.capitalize()}." if forgiven else ""
+    return [text for text in (unfollowed, unthought, prepared.remark) if text]
 
 
 def headers(prepared: Prepared, client: Exchange) -> Sequence[Header]:
