@@ -215,7 +215,7 @@ class Client:
                 self.close()
                 raise Failed("the connection was closed before the reply ended")
             parser.feed_data(data)
-        if not parser.should_keep_alive():
+        if not receiving.keeps:
             self.close()
         return receiving
 
@@ -228,6 +228,9 @@ class _Receiving:
     def __init__(self) -> None:
         self.body = list[bytes]()
         self.complete = False
+        self.keeps = False
+        """Whether the connection may carry another request. The parser knows it only until the
+        message is over."""
         self.status = 0
 
     def on_status(self, _: bytes) -> None:
@@ -238,6 +241,7 @@ class _Receiving:
 
     def on_message_complete(self) -> None:
         self.complete = True
+        self.keeps = self.parser.should_keep_alive()
 
 
 if __name__ == "__main__":
