@@ -9,11 +9,13 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
@@ -37,8 +39,22 @@ def test_the_encoding_agrees_with_tiktoken(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash)
     )
-    assert getattr(openai_public, tokens.NAME)()["pat_str"] == tokens.PATTERN
+    theirs = getattr(openai_public, tokens.NAME)()["pat_str"]
+    assert theirs == f"{tokens.WORDS}|{tokens.SPACES}"
     assert hashes == [tokens.SHA256]
+
+
+@cache
+def ungrouped() -> tiktoken.Encoding:
+    """The encoding with OpenAI's pattern as they write it."""
+    pattern = f"{tokens.WORDS}|{tokens.SPACES}"
+    return tiktoken.Encoding("theirs", pat_str=pattern, mergeable_ranks=table(), special_tokens={})
+
+
+@settings(max_examples=5 * settings.default.max_examples)
+@given(text=st.text(alphabet=st.sampled_from(" \n\r\t\u00a0/'slreA.;1aé\u0301\u2028中")))
+def test_the_group_in_the_pattern_changes_no_count(text: str) -> None:
+    assert REFERENCE(text) == len(ungrouped().encode_ordinary(text))
 
 
 def test_counts_of_known_texts() -> None:
