@@ -325,7 +325,7 @@ class _Request:
             async with aclosing(await rounds.send(turn.request())) as reply:
                 if reply.status != 200:
                     raise await Refusal.read(reply)
-                ours = headers(prepared, self._client)
+                ours = headers(prepared)
                 await pass_on(reply, self._client, ours, self._dialect.error_event)
             return
         taken_back = await converse(turn, self._client, rounds)
@@ -387,7 +387,7 @@ class _Request:
     def _ours(self) -> Sequence[Header]:
         """Return our headers for a reply. Whose request was not accepted does not learn what we
         found."""
-        return headers(self.prepared, self._client) if self._caller.vouched else ()
+        return headers(self.prepared) if self._caller.vouched else ()
 
     async def _pass_on(self, refusal: Refusal) -> None:
         """Show the client a refusal as upstream sent it."""

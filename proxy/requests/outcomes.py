@@ -1,7 +1,5 @@
-"""What became of a chat request: its outcome, and our headers, which say what the outcome says.
-
-Most of the outcome is known once the request is planned and rendered. The reply adds what it cost.
-"""
+"""What became of a chat request: its outcome, and our headers, which say of it what is known before
+the reply."""
 
 from __future__ import annotations
 
@@ -36,40 +34,12 @@ UNTHOUGHT = "sent without the thinking that upstream refused"
 UNFOLLOWED = "The model cannot read back what moved: `tool_choice` forbids it, and the request does not fit whole."
 
 
-def of_plan(prepared: Prepared, client: Exchange) -> Outcome:
-    """Return the outcome of a request as far as it is known when it is sent."""
-    request = prepared.request
-    planned = prepared.in_force
-    rendered = prepared.rendered
-    kind = Kind.OFFLOADED if rendered else Kind.UNTOUCHED
-    mode = planned.policy.offload.mode if planned else Mode.OFF
+def _mode(prepared: Prepared) -> Mode:
+    """Return the mode that the request was served in; off without a plan."""
     if prepared.foreseen:
-        kind = Kind.OBSERVED
-        mode = Mode.OBSERVE
-    outcome = replace(
-        client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
-        model=request.model if request else "",
-        stream=request.stream if request else False,
-        mode=mode.value,
-        reason=prepared.reason,
-        obstacle=prepared.obstacle,
-        compacted=prepared.compacted,
-        unfollowed=prepared.unfollowed,
-        compressed=prepared.compressed,
-        words=_words(prepared),
-        reinserted=len(rendered.rounds) if rendered else 0,
-    )
-    if planned is None:
-        return outcome
-    return replace(
-        outcome,
-        messages=len(planned.history),
-        left_alone=planned.history.irregular,
-        tokens_before=planned.tokens_before,
-        tokens_after=prepared.tokens_after,
-        holdout=prepared.holdout,
-        events=len(planned.plan.events),
-    )
+        return Mode.OBSERVE
+    planned = prepared.in_force
+    return planned.policy.offload.mode if planned else Mode.OFF
 
 
 def _words(prepared: Prepared) -> str:
@@ -134,21 +104,21 @@ def _remarks(prepared: Prepared) -> Sequence[str]:
     return [text for text in (unfollowed, unthought, prepared.remark) if text]
 
 
-def headers(prepared: Prepared, client: Exchange) -> Sequence[Header]:
+def headers(prepared: Prepared) -> Sequence[Header]:
     """Return our headers for the client's reply."""
-    outcome = of_plan(prepared, client)
-    moved = outcome.compacted or outcome.compressed
-    why = " ".join(_remarks(prepared)) if moved else outcome.words
-    limit = prepared.limit
-    numbers = {
-        b"x-offload-tokens-before": outcome.tokens_before,
-        b"x-offload-tokens-after": outcome.tokens_after,
-        b"x-offload-compacted": outcome.compacted,
-        b"x-offload-compressed": outcome.compressed,
-    } | ({} if limit is None else {b"x-offload-max-tokens": limit})
-    shown = numbers if prepared.in_force else {}
+    planned = prepared.in_force
+    moved = prepared.compacted or prepared.compressed
+    why = " ".join(_remarks(prepared)) if moved else _words(prepared)
+    shown = dict[bytes, int]()
+    if planned is not None:
+        shown = {
+            b"x-offload-tokens-before": planned.tokens_before,
+            b"x-offload-tokens-after": prepared.tokens_after,
+            b"x-offload-compacted": prepared.compacted,
+            b"x-offload-compressed": prepared.compressed,
+        } | ({} if prepared.limit is None else {b"x-offload-max-tokens": prepared.limit})
     return [
-        (b"x-offload-mode", outcome.mode.encode()),
+        (b"x-offload-mode", _mode(prepared).value.encode()),
         *((name, b"%d" % number) for name, number in shown.items()),
         *([(b"x-offload-reason", why.encode())] if why else []),
     ]
@@ -161,12 +131,26 @@ def of_chat(
     refused: Iterable[Addition] = (),
 ) -> Outcome:
     """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
+    request = prepared.request
     planned = prepared.in_force
+    rendered = prepared.rendered
     spent = prepared.spent
     before, after, basis = _costs(prepared)
-    cause = _cause(planned) if planned else ""
-    return replace(
-        of_plan(prepared, client),
+    kind = Kind.OFFLOADED if rendered else Kind.UNTOUCHED
+    if prepared.foreseen:
+        kind = Kind.OBSERVED
+    outcome = replace(
+        client.outcome(kind, prepared.tenant.name, prepared.tenant.namespace),
+        model=request.model if request else "",
+        stream=request.stream if request else False,
+        mode=_mode(prepared).value,
+        reason=prepared.reason,
+        obstacle=prepared.obstacle,
+        compacted=prepared.compacted,
+        unfollowed=prepared.unfollowed,
+        compressed=prepared.compressed,
+        words=_words(prepared),
+        reinserted=len(rendered.rounds) if rendered else 0,
         cost_before=before,
         cost_after=after,
         usage=basis,
@@ -178,7 +162,19 @@ def of_chat(
         written_tokens=spent.written,
         store_errors=store_errors,
         refused=tuple(sorted(refused)),
-        moved=newly_moved(planned.history.items, planned.plan) if planned and cause else 0,
+    )
+    if planned is None:
+        return outcome
+    cause = _cause(planned)
+    return replace(
+        outcome,
+        messages=len(planned.history),
+        left_alone=planned.history.irregular,
+        tokens_before=planned.tokens_before,
+        tokens_after=prepared.tokens_after,
+        holdout=prepared.holdout,
+        events=len(planned.plan.events),
+        moved=newly_moved(planned.history.items, planned.plan) if cause else 0,
         new_event=bool(cause),
         cause=cause,
     )

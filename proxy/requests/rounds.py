@@ -166,7 +166,7 @@ class Rounds:
     def headers(self, turn: Turn) -> Sequence[Header]:
         """Return our headers for the client's reply. One that is no stream is told the number of
         hidden rounds."""
-        ours = outcomes.headers(self._prepared, self._client)
+        ours = outcomes.headers(self._prepared)
         return (
             ours
             if self._planned.request.stream
