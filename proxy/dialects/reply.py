@@ -441,8 +441,7 @@ class ToolNames:
         """Whether bytes have one of our tools' names anywhere, in any case."""
         if not self._words:
             return False
-        lowered = data.lower()
-        return any([word in lowered for word in self._words])
+        return any(map(data.lower().__contains__, self._words))
 
     def named_in(self, data: bytes) -> bool:
         """Whether bytes that cannot be read have one of our tools' names as a string, so that they

@@ -101,8 +101,7 @@ class _Conversation:
         self._writing = asyncio.Lock()
         """Held from when the turn makes bytes until they are written, because events have
         numbers."""
-        self._loop = asyncio.get_running_loop()
-        self._clock = self._loop.time
+        self._clock = asyncio.get_running_loop().time
         self._signs = 0  # of life so far
         self._lived = self._clock()  # when the newest one was written
         self._begun = False  # whether any event with data has come
@@ -112,18 +111,18 @@ class _Conversation:
         self._refused: Refusal | None = None  # after which the client's own request was sent
 
     async def run(self, heartbeat: float) -> Refusal | None:
-        self._heartbeat = heartbeat
-        self._beating: asyncio.Task[None] | None = None
-        self._timer = self._loop.call_later(heartbeat, self._look)
+        # an event wakes this task alone, and not all that waits for the reply
+        rounds = asyncio.create_task(self._rounds())
+        left = heartbeat
         try:
-            await self._rounds()
+            while not (await asyncio.wait([rounds], timeout=left))[0]:
+                left = await self._beat(heartbeat)
+            await rounds
         except (Broken, NotJson, sse.TooLarge) as error:
             raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
         finally:
-            self._timer.cancel()
-            if self._beating is not None:
-                self._beating.cancel()
-                await asyncio.gather(self._beating, return_exceptions=True)
+            rounds.cancel()
+            await asyncio.gather(rounds, return_exceptions=True)
         return self._refused
 
     async def _rounds(self) -> None:
@@ -170,21 +169,15 @@ class _Conversation:
         if self._reply_head is not None and not self._client.status:
             await self._client.start(*self._reply_head)
 
-    def _look(self) -> None:
-        """Write a heartbeat if the stream has been silent for long, so that nobody takes it for
-        dead, or look again later."""
-        left = self._lived + self._heartbeat - self._clock()
-        if left <= 0 and self._reply_head is not None:
-            self._beating = asyncio.create_task(self._beat())
-        else:
-            self._timer = self._loop.call_later(left if left > 0 else self._heartbeat, self._look)
-
-    async def _beat(self) -> None:
+    async def _beat(self, heartbeat: float) -> float:
+        """Write a heartbeat if the stream has been silent for so many seconds, so that nobody takes
+        it for dead. Returns the seconds until it may be time for the next one."""
         async with self._writing:
-            if self._clock() - self._lived >= self._heartbeat and not self._client.replied:
+            left = self._lived + heartbeat - self._clock()
+            if left <= 0 and self._reply_head is not None and not self._client.replied:
                 await self._write(self._turn.heartbeat())
                 self._lived = self._clock()
-        self._look()
+        return left if left > 0 else heartbeat
 
     # -- asking upstream --
 
