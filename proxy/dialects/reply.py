@@ -253,7 +253,6 @@ class Round(ABC):
         something, and every call of our tools is complete."""
         return all(call.is_complete for call in self.ours) and bool(self.ours or not self.empty)
 
-    @property
     def quotes(self) -> bool:
         """Whether a call in a text is a quotation: upstream has sent calls of our tools as calls
         before."""

@@ -128,16 +128,16 @@ class TextCalls:
         state = self._texts.get(text)
         return state is not None and state.candidate is not None
 
-    def settle(self, *, quoted: bool) -> list[Recovered]:
+    def settle(self, quotes: Callable[[], bool]) -> list[Recovered]:
         """Decide about all candidates, because the reply has ended. Those behind which only other
         candidates stand are calls, unless upstream parses the calls of this conversation, so that
-        this one is `quoted`."""
+        its texts only `quotes` them: that looks through the conversation."""
         found: list[Recovered] = []
         for text, candidate in reversed(self._open):
             if not candidate.text.strip():
                 continue
             run = CallRun(candidate.text, 0, self._names, first=self._texts[text].lines.empty)
-            if quoted or not (run.ended and run.ours):
+            if not (run.ended and run.ours) or quotes():
                 break
             calls = [(self._names.recognised(call.name), call.arguments) for call in run.ours]
             found.append(Recovered(text, calls, candidate.text, run.rest))

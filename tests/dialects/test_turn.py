@@ -10,6 +10,7 @@ import pytest
 
 from proxy import sse
 from proxy.dialects.reply import MAX_ARGUMENTS
+from proxy.dialects.request import RoundRequest
 from proxy.dialects.turn import Turn
 from proxy.plan.turn import Broken, State
 from proxy.tools.answer import REPEATED
@@ -65,6 +66,20 @@ UNTOUCHED = {
     ],
 }
 ODD = b': hi\n\nevent: new\ndata: {"type":"new"}\n\ndata: not json\n\n'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_history_is_looked_through_only_for_a_text_that_may_be_a_call(
+    api: Api, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = list[RoundRequest]()
+    monkeypatch.setattr(RoundRequest, "native", property(looked.append))
+    plain = says(api, text("Hello."), theirs("1"), stream=stream)
+    written = says(api, text('{"name": "grep", "arguments": {"pattern": "a"}}'), stream=stream)
+    run(api.turn(stream=stream), plain)
+    assert not looked
+    run(api.turn(stream=stream), written, plain)
+    assert looked
 
 
 @pytest.mark.parametrize(

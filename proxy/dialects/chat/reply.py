@@ -199,7 +199,7 @@ class ChatRound(Round):
         """Take calls of ours out of the texts that end with them. Some servers send thoughts under
         two names."""
         known: dict[object, list[tuple[str, dict[str, Any]]]] = {}
-        for found in self.spoken.settle(quoted=self.quotes):
+        for found in self.spoken.settle(self.quotes):
             self._reply.hides = True
             key = str(found.text)
             self.message.cut(key, found.end, found.left)

@@ -366,7 +366,7 @@ class MessagesRound(Round):
         for block in self.blocks[: self._fallback]:
             block.void = block.type == CALLED
         self.blocks = [block for block in self.blocks if not block.void]
-        for found in self.spoken.settle(quoted=self.quotes):
+        for found in self.spoken.settle(self.quotes):
             self._reply.hides = True
             text: Any = found.text
             text.cut(_SPOKEN[text.type], found.end, found.left)

@@ -512,7 +512,7 @@ class ResponsesRound(Round):
     def _settle_texts(self) -> None:
         """Take calls of ours out of the texts that end with them. Thoughts that nothing follows are
         theirs."""
-        for found in self.spoken.settle(quoted=self.quotes):
+        for found in self.spoken.settle(self.quotes):
             self._reply.hides = True
             text: Any = found.text
             item: OutputItem = text[0]
