@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 NOT_FOUND = 127
@@ -25,34 +25,28 @@ _DEADLY = (signal.SIGINT, signal.SIGTERM)
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the status with which the command ended: its exit status, or -N if signal N ended it.
     Raises OSError if it cannot be started."""
-    process: subprocess.Popen[bytes] | None = None
-
-    def ours(number: int, frame: FrameType | None) -> None:
-        pass  # a handler, and not SIG_IGN, which the command would inherit
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if process is not None:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(process.pid, number)
-
-    with _handling(_FROM_TERMINAL, ours), _handling(_PASSED_ON, pass_on):
-        process = subprocess.Popen(command, env=environment)
-        return _waited(process)
+    with _caught(*_FROM_TERMINAL, *_PASSED_ON, "SIGCHLD") as caught:
+        return _waited(subprocess.Popen(command, env=environment), caught)
 
 
-def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end of the command. While it is stopped, so are we, as a shell expects of one
-    job.
+def _waited(process: subprocess.Popen[bytes], caught: int) -> int:
+    """Wait for the end of the command, and pass signals on to it. While it is stopped, so are we,
+    as a shell expects of one job.
 
     Nothing else may wait for it, as `send_signal` does: then its status would be lost.
     """
     while True:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
+        changed, status = os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)
+        if not changed:
+            number = signal.Signals(os.read(caught, 1)[0])
+            if number.name in _PASSED_ON:
+                os.kill(process.pid, number)
+        elif os.WIFSTOPPED(status):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(process.pid, signal.SIGCONT)
+        else:
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(process.pid, signal.SIGCONT)
 
 
 def status_of(code: int) -> int:
@@ -67,17 +61,29 @@ def status_of(code: int) -> int:
 
 
 @contextmanager
-def _handling(
-    names: Sequence[str], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    """Handle these signals within the block, but for those that are ignored, as after `nohup`."""
+def _caught(*names: str) -> Iterator[int]:
+    """Catch these signals within the block, but for those that are ignored, as after `nohup`. Yields
+    a pipe with a byte for each, its number.
+
+    A handler in Python would run too late for a signal that comes just before a wait.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     before = dict[signal.Signals, object]()
     for name in names:
         number = signal.Signals[name]
         if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, handler)
+            before[number] = signal.signal(number, _nothing)
     try:
-        yield
+        yield reader
     finally:
         for number, former in before.items():
             signal.signal(number, former)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)
+        os.close(reader)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal. With SIG_IGN instead, the command would ignore it as well."""

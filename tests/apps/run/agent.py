@@ -102,6 +102,8 @@ ASKS = {
     "address": address,
 }
 """What is asked, and printed, for a word."""
+EXITS = {signal.SIGTERM: 41, signal.SIGINT: 42}
+"""The exit status after a signal that `wait` waited for."""
 
 
 def main() -> int:
@@ -126,10 +128,9 @@ def main() -> int:
             case "terminal":
                 print(*os.get_terminal_size(), flush=True)
             case "wait":
-                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(41))
-                signal.signal(signal.SIGINT, lambda number, frame: sys.exit(42))
+                signal.pthread_sigmask(signal.SIG_BLOCK, EXITS)
                 print("waiting", flush=True)
-                signal.pause()
+                return EXITS[signal.sigwait(EXITS)]
             case "exit":
                 return int(number)
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -18,8 +19,48 @@ def test_a_signal_that_comes_behind_the_commands_end_changes_nothing(
 
     def interrupted(pid: int, options: int) -> tuple[int, int]:
         ended = wait(pid, options)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        if ended != (0, 0):
+            os.kill(os.getpid(), signal.SIGUSR1)
         return ended
 
     monkeypatch.setattr(os, "waitpid", interrupted)
     assert command.run([sys.executable, "-c", "raise SystemExit(7)"], os.environ) == 7
+
+
+WAITS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("waits", flush=True)
+raise SystemExit(signal.sigwait([signal.SIGTERM]))
+"""
+
+
+def test_a_signal_that_comes_while_the_command_starts_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def started(words: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        process = popen(words, env=env, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waits\n"
+        process.stdout.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", started)
+    assert command.run([sys.executable, "-c", WAITS], os.environ) == signal.SIGTERM
+
+
+def test_a_signal_that_comes_just_before_we_wait_reaches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(pid: int, options: int) -> tuple[int, int]:
+        if not waited:
+            waited.append(pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return wait(pid, options)
+
+    waited = list[int]()
+    wait = os.waitpid
+    monkeypatch.setattr(os, "waitpid", interrupted)
+    assert command.run(["sleep", "1000"], os.environ) == -signal.SIGTERM
