@@ -25,6 +25,9 @@ _DEADLY = (signal.SIGINT, signal.SIGTERM)
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the status with which the command ended: its exit status, or -N if signal N ended it.
     Raises OSError if it cannot be started."""
+    # whoever started us may ignore or block it, and then we would wait for ever
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     with _caught(*_FROM_TERMINAL, *_PASSED_ON, "SIGCHLD") as caught:
         return _waited(subprocess.Popen(command, env=environment), caught)
 

@@ -64,3 +64,25 @@ def test_a_signal_that_comes_just_before_we_wait_reaches_it(
     wait = os.waitpid
     monkeypatch.setattr(os, "waitpid", interrupted)
     assert command.run(["sleep", "1000"], os.environ) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+@pytest.mark.parametrize("how", [signal.SIG_BLOCK, signal.SIG_UNBLOCK])
+def test_an_end_is_heard_of_where_its_signal_was_ignored_or_blocked(
+    monkeypatch: pytest.MonkeyPatch, handler: signal.Handlers, how: int
+) -> None:
+    def ended(pid: int, options: int) -> tuple[int, int]:
+        changed = wait(pid, options)
+        if changed == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+        return changed
+
+    wait = os.waitpid
+    monkeypatch.setattr(os, "waitpid", ended)
+    signal.signal(signal.SIGCHLD, handler)
+    signal.pthread_sigmask(how, [signal.SIGCHLD])
+    try:
+        assert command.run(["sleep", "1000"], os.environ) == -signal.SIGKILL
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
