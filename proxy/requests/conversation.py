@@ -116,7 +116,7 @@ class _Conversation:
         left = heartbeat
         try:
             while not (await asyncio.wait([rounds], timeout=left))[0]:
-                left = await self._beat(heartbeat)
+                left = await self._beat(rounds, heartbeat)
             await rounds
         except (Broken, NotJson, sse.TooLarge) as error:
             raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
@@ -169,12 +169,13 @@ class _Conversation:
         if self._reply_head is not None and not self._client.status:
             await self._client.start(*self._reply_head)
 
-    async def _beat(self, heartbeat: float) -> float:
+    async def _beat(self, rounds: asyncio.Task[None], heartbeat: float) -> float:
         """Write a heartbeat if the stream has been silent for so many seconds, so that nobody takes
-        it for dead. Returns the seconds until it may be time for the next one."""
+        it for dead. Returns the seconds until it may be time for the next one. While this waits for
+        the lock, the rounds may end, perhaps with a refusal that is to be the client's reply."""
         async with self._writing:
             left = self._lived + heartbeat - self._clock()
-            if left <= 0 and self._reply_head is not None and not self._client.replied:
+            if left <= 0 and self._reply_head is not None and not rounds.done():
                 await self._write(self._turn.heartbeat())
                 self._lived = self._clock()
         return left if left > 0 else heartbeat

@@ -671,6 +671,16 @@ async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_m
     assert b"working" in bench.browser.messages[1]["body"]
 
 
+async def test_no_heartbeat_takes_the_place_of_a_refusal(clock: Clock) -> None:
+    just_before_it = 9.9
+    bench = Bench(ScriptedReply(just_before_it, stream(ERROR), 60.0), heartbeat=10)
+    running = asyncio.create_task(bench.run())
+    await clock.let_pass(11, steps=110)
+    with pytest.raises(Refusal):
+        await running
+    assert bench.browser.messages == []
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize(
     "trouble", [refused(400), refused(422), refused(500), ScriptedReply(json.dumps(ERROR).encode())]
