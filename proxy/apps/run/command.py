@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 NOT_FOUND = 127
@@ -43,7 +43,8 @@ def _waited(process: subprocess.Popen[bytes], caught: int) -> int:
         if not changed:
             number = signal.Signals(os.read(caught, 1)[0])
             if number.name in _PASSED_ON:
-                os.kill(process.pid, number)
+                with suppress(PermissionError):  # it has become another user, as sudo does
+                    os.kill(process.pid, number)
         elif os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGSTOP)
             os.kill(process.pid, signal.SIGCONT)

@@ -86,3 +86,22 @@ def test_an_end_is_heard_of_where_its_signal_was_ignored_or_blocked(
     finally:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def test_a_signal_that_the_command_may_not_be_sent_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def started(words: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        process = popen(words, env=env)
+        os.kill(os.getpid(), signal.SIGTERM)
+        monkeypatch.setattr(os, "kill", forbidden)
+        return process
+
+    def forbidden(pid: int, number: int) -> None:
+        kill(pid, signal.SIGKILL)
+        raise PermissionError
+
+    kill = os.kill
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", started)
+    assert command.run(["sleep", "1000"], os.environ) == -signal.SIGKILL
