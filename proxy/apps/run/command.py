@@ -43,14 +43,18 @@ def _waited(process: subprocess.Popen[bytes], caught: int) -> int:
         if not changed:
             number = signal.Signals(os.read(caught, 1)[0])
             if number.name in _PASSED_ON:
-                with suppress(PermissionError):  # it has become another user, as sudo does
-                    os.kill(process.pid, number)
+                _send(process, number)
         elif os.WIFSTOPPED(status):
             os.kill(os.getpid(), signal.SIGSTOP)
-            os.kill(process.pid, signal.SIGCONT)
+            _send(process, signal.SIGCONT)
         else:
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode
+
+
+def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(PermissionError):  # it has become another user, as sudo does
+        os.kill(process.pid, number)
 
 
 def status_of(code: int) -> int:
