@@ -24,6 +24,8 @@ PROXIED = CONDITIONS[2:]
 
 CLIENT_ROUNDS = 3
 """How often the client answers calls of its own tools before it takes what there is."""
+MAX_TOKENS = 1_000
+"""The most tokens of a reply. A small model that goes on for longer repeats itself."""
 UNCHANGED = "Unchanged since the last call: what it returned then is still current. Refer to that."
 NOT_UNDERSTOOD = (
     "Nothing that was moved",
@@ -143,7 +145,13 @@ def _asked(
     messages = [*history.messages(dropped), {"role": "user", "content": question.text}]
     message: Json = {}
     for _ in range(CLIENT_ROUNDS):
-        body = {"model": model, "messages": messages, "tools": history.tools(), "temperature": 0}
+        body = {
+            "model": model,
+            "messages": messages,
+            "tools": history.tools(),
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+        }
         reply = client.post("/chat/completions", json=body).raise_for_status().json()
         message = reply["choices"][0]["message"]
         calls = message.get("tool_calls") or []

@@ -50,7 +50,8 @@ def definitions(
     return [
         describe(
             grep,
-            f"Search the full texts moved from this conversation to {store_dir}, ignoring case.",
+            f"Print the matching lines of the full texts moved from this conversation to"
+            f" {store_dir}, ignoring case.",
             "pattern",
             pattern=("string", "RE2 regex"),
             path=("string", f"File, or its call's path, URL or command (default: {everything})"),
@@ -59,7 +60,7 @@ def definitions(
         ),
         describe(
             read_file,
-            f"Read one of them. Only {grep} and {read_file} know {store_dir}.",
+            f"Read a whole text. Only {grep} and {read_file} know {store_dir}.",
             "path",
             path=("string", f"As for {grep}"),
             offset=("integer", "First line, from 0"),
