@@ -521,23 +521,33 @@ async def test_a_client_that_stops_reading_is_closed_after_a_timeout(reads: bool
 
     async def handle(peer: Peer) -> None:
         await peer.request()
-        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-        for _ in range(24):
-            await peer.send(bytes(1 << 20))
+        try:
+            await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+            for _ in range(24):
+                await peer.send(bytes(1 << 20))
+        finally:
+            peer.upstream.left.set()
+
+    async def reading() -> AsyncIterator[None]:
+        for _ in range(8):
+            await reader.readexactly(1 << 20)
+            yield
+
+    async def stopped() -> AsyncIterator[None]:
+        while not wire.left.is_set():
+            yield
 
     async with (
         relay(None, handle, clock=clock) as (wire, proxy),
         connection(proxy.port) as (reader, writer),
     ):
         writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
-        for _ in range(8):
-            if reads:
-                await reader.readexactly(1 << 20)
-            await until(lambda: wire.requests)
+        await soon(reader.readuntil(b"\r\n\r\n"))
+        async for _ in reading() if reads else stopped():
             await heard(proxy.port)
             clock.move(UNREAD_SECONDS / 4)
         rest = len(await soon(reader_to_its_end(reader)))
-    assert (rest + (8 << 20) > size) is reads
+    assert (rest == size - (8 << 20)) is reads
 
 
 async def reader_to_its_end(reader: asyncio.StreamReader) -> bytes:
