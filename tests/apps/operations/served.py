@@ -40,7 +40,7 @@ MESSAGE_TOKENS = 4
 """Tokens that each message costs in addition to its text."""
 
 REFERENCE = re.compile(r"\.\.\. \(detailed result is stored in ([^;)]+)[;)]")
-ORIGINALS = re.compile(r"\(Original (\d+) messages are stored in: (\S+)\)")
+ORIGINALS = re.compile(r"\(Original (\d+) messages are stored in: (.+?\.json)\)")
 WRITTEN = "Successfully created and wrote to new file: "
 
 _TOKENS = Tokens()

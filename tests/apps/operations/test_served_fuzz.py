@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import httpx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
@@ -115,6 +115,14 @@ offloads = some.fixed_dictionaries(
         "preview_char_length": some.integers(0, 3_000) | some.just(10**30),
     },
 )
+SPACED: Json = {
+    "messages": step("a", TEXT) * 2,
+    "store_dir": " ",
+    "max_total_tokens": 0,
+    "max_tool_message_tokens": 2_000,
+    "model": MODEL,
+}
+"""What becomes a group in a directory whose name is a space."""
 questions = some.fixed_dictionaries(
     {"pattern": some.text(max_size=12) | some.sampled_from(["result", "(a+)+$", "[", "."])},
     optional={
@@ -247,6 +255,7 @@ def test_random_conversations_lose_nothing(caller: Caller) -> None:
 
     @FUZZ
     @given(offloads)
+    @example(SPACED)
     def fuzz(body: Any) -> None:
         history = messages = body["messages"]
         for _ in range(2):
