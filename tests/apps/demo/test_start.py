@@ -33,7 +33,7 @@ def test_a_slow_proxy_is_waited_for(
     monkeypatch.setattr(demo, "STILL", 0.0)
     log = tmp_path / "log"
     with started(
-        "input(); print('listening on http://127.0.0.1:1', flush=True); input()", log
+        "input(); print('listening on http://127.0.0.1:1', flush=True); open(0).read()", log
     ) as process:
 
         def woken(seconds: float) -> None:
