@@ -118,9 +118,13 @@ class Process:
             self.settings.store, self._retention, lambda key: self._store.damaged(key)
         )
         warn = logs.Limited(logger)
-        damaged = self.metrics.damaged
         guarded = Guarded(
-            store, warn=warn, retention=self._retention, count_damaged=damaged, full=self._make_room
+            store,
+            warn=warn,
+            retention=self._retention,
+            count_damaged=self.metrics.damaged,
+            count_unanswered=self.metrics.unanswered,
+            full=self._make_room,
         )
         self.metrics.watch_store(lambda: guarded.state)
         return guarded

@@ -221,7 +221,8 @@ class Guarded:
     long one request may wait for the store in total. A repeated put would renew a record's age, but
     is skipped within `refresh_seconds` of the last one, or within less if the namespace's
     `retention` is short. `count_damaged(kind)` is called for every damaged record, and `full()` for
-    every write for which the store has no room.
+    every write for which the store has no room. `count_unanswered(operation, why)` is called for every
+    operation of a visit without an answer.
     """
 
     def __init__(
@@ -234,6 +235,7 @@ class Guarded:
         refresh_seconds: float = 6 * 3600.0,
         cache_bytes: int = 64 << 20,
         count_damaged: Callable[[str], None] = lambda kind: None,
+        count_unanswered: Callable[[StoreOperation, NoAnswer], None] = lambda operation, why: None,
         full: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -245,6 +247,7 @@ class Guarded:
         self.clock = clock
         self._warn = warn
         self._count_damaged = count_damaged
+        self.count_unanswered = count_unanswered
         self._full = full
         self._budget = budget_seconds
         self._putting: asyncio.Task[None] | None = None
@@ -555,4 +558,5 @@ class Visit:
             finally:
                 self._left -= guarded.clock() - began
         self._errors[f"{operation}:{why}"] += 1
+        guarded.count_unanswered(operation, why)
         return None

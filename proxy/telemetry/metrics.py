@@ -37,7 +37,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from proxy import __version__
-from proxy.telemetry.outcome import Kind, Outcome
+from proxy.telemetry.outcome import Kind, NoAnswer, Outcome, StoreOperation
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # Prometheus does not use them
 
@@ -285,8 +285,6 @@ class Metrics:
         for use in outcome.tool_uses:
             add("tool_calls", use.calls, tenant, use.tool, use.result)
             add("retrieved_tokens", use.tokens, tenant, use.tool)
-        for error, times in outcome.store_errors.items():
-            add("store_errors", times, *error.split(":"))
 
     def _sum(self, outcome: Outcome, tenant: str, add: Callable[..., None]) -> None:
         sums = {field: getattr(outcome, field) for field in SUMS}
@@ -309,6 +307,10 @@ class Metrics:
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
         self._series["store_damaged_records"](self._first_of("kind", kind)).inc()
+
+    def unanswered(self, operation: StoreOperation, why: NoAnswer) -> None:
+        """Count a store operation without an answer."""
+        self._series["store_errors"](operation, why).inc()
 
     def swept(self, deleted: int, overdue: float) -> None:
         """Count records that a sweep deleted, and show by how many seconds it is late."""

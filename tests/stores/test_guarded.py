@@ -680,6 +680,20 @@ async def test_a_record_that_takes_half_of_the_room_is_owed_as_well(store: Scrip
     await guarded.close()
 
 
+async def test_what_no_request_waits_for_is_counted_too(store: Scripted) -> None:
+    counted: list[tuple[str, str]] = []
+    guarded = Guarded(
+        store, warn=lambda *_: None, count_unanswered=lambda *what: counted.append(what)
+    )
+    store.trouble = "away"
+    visit = guarded.visit()
+    for number in range(guarded_module.FAILURES + 1):
+        await visit.anew().put(f"a-1/originals/{number}", b"", keep=False)
+    assert counted == [("put", "failed")] * guarded_module.FAILURES + [("put", "open")]
+    assert visit.errors == {}, "the request was over"
+    await guarded.close()
+
+
 # The memory.
 
 

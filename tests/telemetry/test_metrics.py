@@ -14,7 +14,7 @@ from proxy.errors import Fault
 from proxy.plan.history import Irregular
 from proxy.telemetry import metrics as module
 from proxy.telemetry.metrics import STATUSES, Metrics, prepare_multiprocess
-from proxy.telemetry.outcome import Kind, Outcome, ToolUse
+from proxy.telemetry.outcome import Kind, NoAnswer, Outcome, StoreOperation, ToolUse
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -49,7 +49,6 @@ OUTCOME = Outcome(
     written_tokens=150,
     summary_prompt_tokens=13,
     summary_completion_tokens=14,
-    store_errors={"get:timeout": 2, "put:failed": 1},
     seconds=2.0,
     added_seconds=0.004,
     first_byte_seconds=0.3,
@@ -116,8 +115,6 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
     assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="refused") == 80
     assert value(found, "tool_calls_total", tenant="acme", tool="read_file", result="budget") == 2
     assert value(found, "retrieved_tokens_total", tenant="acme", tool="grep") == 1_356
-    assert value(found, "store_errors_total", operation="get", fault="timeout") == 4
-    assert value(found, "store_errors_total", operation="put", fault="failed") == 2
     assert value(found, "request_seconds_sum", kind="offloaded") == 4
     assert value(found, "added_seconds_bucket", kind="offloaded", le="0.0025") == 0
     assert value(found, "added_seconds_bucket", kind="offloaded", le="0.005") == 2
@@ -297,3 +294,11 @@ def test_every_worker_shows_the_sum_over_all_workers() -> None:
         assert folder.is_dir()
         assert folder.stat().st_mode & 0o077 == 0
     assert not folder.exists()
+
+
+def test_store_operations_without_an_answer_are_counted_by_why(metrics: Metrics) -> None:
+    for why in (NoAnswer.OPEN, NoAnswer.OPEN, NoAnswer.TIMEOUT):
+        metrics.unanswered(StoreOperation.PUT, why)
+    found = samples(metrics)
+    assert value(found, "store_errors_total", operation="put", fault="open") == 2
+    assert value(found, "store_errors_total", operation="put", fault="timeout") == 1
