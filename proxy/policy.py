@@ -252,8 +252,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     said: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=200)], ...],
         says(
-            "more tools whose results are the user's answers, or beginnings of lines at which the user's "
-            "own words begin in a result"
+            "more tools whose results are the user's answers; or, with a space or a sign in it, the beginning "
+            "of a line at which the user's own words begin in a result"
         ),
     ] = ()
     pin_user_tokens: Annotated[

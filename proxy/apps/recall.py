@@ -158,7 +158,7 @@ def recall(settings: Settings, chosen: Namespace) -> int:
         given = {"absolute_path": path, "characters": WHOLE}
     elif pattern:
         operation = b"/grep"
-        given = {"pattern": pattern, "archive": True, "limit": 1_000, **given}
+        given = {"pattern": pattern, "archive": True, **given}
     else:
         operation = b"/recall_sessions"
         given = {"limit": 200, **given}

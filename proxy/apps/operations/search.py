@@ -149,7 +149,8 @@ async def _in_archive(call: Looking, given: Search) -> bytes:
         where = f"{len(of)} texts of your sessions" + ", older ones left out" * older
         answer = _blocks(found, f'pattern "{given.pattern}" in {where}', title)
         if found.more:
-            answer += "\n[there are more; send a larger limit or narrow the pattern]"
+            larger = "send a larger limit or " if found.most < MATCHES else ""
+            answer += f"\n[there are more; {larger}narrow the pattern]"
         metadata = _metadata(found, lambda name: f"{_store_dir(call)}/{name}")
         for listed, match in zip(metadata["matches"], found.matches, strict=True):
             listed["session"] = of[match.path][0].session
@@ -347,7 +348,8 @@ async def recall_sessions(call: Looking, given: RecallSessions) -> bytes:
         lines = [*map(_line, found)] or [
             "Nothing that was moved out of your conversations is kept."
         ]
-        lines += [f"[the newest {len(found)}; for more send a larger limit]"] if more else []
+        larger = "; for more send a larger limit" if given.limit < SESSIONS else ""
+        lines += [f"[the newest {len(found)}{larger}]"] if more else []
     return await call.read(envelope, "\n".join(lines), (), metadata)
 
 

@@ -44,6 +44,7 @@ from proxy.dialects.usage import Reported, reported
 HAR = "HAR entry"
 ADDRESSED = "request with its address"
 LIST = "list of messages"
+ANTHROPIC_BATCH = "Anthropic's batch"
 
 # -- requests with their address: batches, captures and HAR ----------------------------------------
 
@@ -395,7 +396,7 @@ FORMATS = (
         _has("sessionID", "id", one_of=("role", "messageID")),
         opencode_older,
     ),
-    Format("Anthropic's batch", _has("custom_id", "params"), BATCH.read),
+    Format(ANTHROPIC_BATCH, _has("custom_id", "params"), BATCH.read),
     Format("LiteLLM's log", _has("call_type", one_of=("messages", "spend")), LITELLM.read),
     Format("LangSmith's run", _has("run_type", "inputs"), LANGSMITH.read),
     Format("Helicone's request", _has("request_id", "request_model"), HELICONE.read),

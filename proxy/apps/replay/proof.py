@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from proxy.apps.replay.formats import ADDRESSED, HAR
+from proxy.apps.replay.formats import ADDRESSED, ANTHROPIC_BATCH, HAR
 from proxy.apps.replay.recordings import BODY, RecordedRequest
 from proxy.apps.replay.tally import SessionKey, planned_by
 from proxy.apps.report import card, document, element, tiles
@@ -71,6 +71,8 @@ SECONDS = 900.0
 IN_A_ROW = 5
 """So many requests that fail one after the other end it: the next ones would, too."""
 
+WHOLE = frozenset((BODY, ADDRESSED, HAR, ANTHROPIC_BATCH))
+"""The forms of records that have all that was sent."""
 NOT_WHOLE = "a session's file lacks some of what was sent: give captures, or files of requests"
 NAMESPACE = "replay"
 
@@ -111,7 +113,7 @@ class Draw:
 
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         self.read += 1
-        if recorded.source not in (BODY, ADDRESSED, HAR) or recorded.expanded:
+        if recorded.source not in WHOLE or recorded.expanded:
             self.left_out[NOT_WHOLE] += 1
             return
         planned, why = await planned_by(self.policy, recorded, reader)

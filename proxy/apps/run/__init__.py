@@ -72,7 +72,7 @@ def run(settings: Settings, chosen: Namespace) -> int:
                 f"the proxy was killed before {led.name} ended; without `run`, {led.name} works as before"
             )
         else:
-            shown = not kept and settings.policies is None
+            shown = not kept and settings.policies is None and made.store == str(folder / "store")
             _say(totals.sentence(None if kept else folder / "run.log", recall=shown))
     return command.status_of(code)
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.apps.operations import search
 from proxy.plan.preview import ORIGINALS
 from proxy.stores.local import Folder
 from tests.acceptance.test_archive import (
@@ -129,7 +130,15 @@ def test_a_search_stays_in_its_session(kept: Kept) -> None:
 def test_a_search_ends_at_its_limit_and_says_so(kept: Kept) -> None:
     found = recall(kept.proxy, "search", pattern="nothing happened", limit=7)
     assert len(found["metadata"]["matches"]) == 7 and found["metadata"]["truncated"]
-    assert "there are more" in found["answer"]
+    assert "there are more; send a larger limit or narrow" in found["answer"]
+
+
+def test_no_limit_is_advised_that_is_larger_than_the_largest(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MATCHES", 7)
+    found = recall(kept.proxy, "search", pattern="nothing happened")
+    assert found["answer"].endswith("[there are more; narrow the pattern]")
 
 
 @pytest.mark.parametrize("form", ["{0}", "{1}", "{2}", "/elsewhere/{1}"])

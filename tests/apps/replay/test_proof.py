@@ -258,6 +258,18 @@ def test_a_request_that_a_client_repeated_counts_once(world: World, few: None) -
     assert (found["read"], found["asked"]) == (16, 8)
 
 
+def test_a_batch_is_asked_again(world: World, few: None) -> None:
+    world.policy("messages", PRICED)
+    world.capture("messages", 4)
+    captures = Path("captures.jsonl")
+    bodies = [json.loads(line)["body"] for line in captures.read_text().splitlines()]
+    batch = {"requests": [{"custom_id": "1", "params": body} for body in bodies]}
+    captures.write_text(json.dumps(batch))
+    world.answer(steady, "messages")
+    found = json.loads(world.run("--budget", "20", "--json")[0])
+    assert (found["asked"], found["failed"]) == (4, {})
+
+
 def test_a_full_upstream_is_asked_again(world: World, few: None) -> None:
     world.capture(count=8)
     answer = api("chat", steady)
