@@ -17,6 +17,7 @@ from msgspec import Meta, Raw
 
 from proxy import rawjson
 from proxy.apps.operations.call import BadName, canonical, key_part, shown
+from proxy.dialects.request import MAX_MODEL
 from proxy.errors import ClientFault
 from proxy.plan.preview import Shape
 from proxy.policy import Mode
@@ -137,7 +138,7 @@ class CompactParameters(msgspec.Struct, frozen=True, kw_only=True):
         bool, Meta(description="whether system messages are compressed too")
     ] = False
     model: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
+        Annotated[str, Meta(min_length=1, max_length=MAX_MODEL)] | None,
         Meta(description="the model that writes summaries; null: the policy's `compress.model`"),
     ] = None
 
@@ -267,7 +268,9 @@ class CompressMessages(msgspec.Struct, frozen=True, kw_only=True):
     messages: Annotated[
         list[MessageParameter], Meta(min_length=1, description="every field of them is kept")
     ]
-    model: Annotated[str, Meta(description="chooses the policy's rule and the window")] = ""
+    model: Annotated[
+        str, Meta(max_length=MAX_MODEL, description="chooses the policy's rule and the window")
+    ] = ""
 
 
 class Compressed(msgspec.Struct, frozen=True, kw_only=True):

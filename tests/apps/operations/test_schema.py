@@ -4,7 +4,7 @@ description of both."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -92,7 +92,7 @@ WRONG: list[tuple[Kind, Json, str]] = [
     *wrong(OFFLOADS, "preview_char_length", -1),
     *wrong(OFFLOADS, "compress_system_message", "yes", 1),
     *wrong(OFFLOADS, "chat_id", 7),
-    *wrong(OFFLOADS, "model", ["m"], ""),
+    *wrong(OFFLOADS, "model", ["m"], "", "m" * 1_001),
     *wrong(OFFLOAD, "context_manage_mode", "", "Auto", "off", "summarise", 3, ["auto"]),
     *wrong(OFFLOAD, "working_summary_mode", "", "Auto", 3),
     *unknown(OFFLOAD, "max_total_token", "did you mean `max_total_tokens`?"),
@@ -145,7 +145,7 @@ WRONG: list[tuple[Kind, Json, str]] = [
     *wrong((schema.RecallSessions,), "session", "*", "F", 3),
     *missing((schema.CompressMessages,), "messages"),
     *wrong((schema.CompressMessages,), "messages", "x", []),
-    *wrong((schema.CompressMessages,), "model", 3),
+    *wrong((schema.CompressMessages,), "model", 3, "m" * 1_001),
 ]
 """What is sent in place of what is right, and what the answer names."""
 
@@ -287,6 +287,29 @@ def test_either_name_of_a_required_parameter_is_enough() -> None:
         {"required": ["storage_path"]},
     ]
     assert SCHEMAS["Find"]["required"] == ["pattern", "file_path"], "a name of its own there"
+
+
+def texts(found: Any) -> Iterator[Json]:
+    """Yield the schemas of texts in this one, without those that it refers to."""
+    if isinstance(found, list):
+        for one in found:
+            yield from texts(one)
+    elif isinstance(found, dict):
+        if found.get("type") == "string":
+            yield found
+        for one in found.values():
+            yield from texts(one)
+
+
+@pytest.mark.parametrize("kind", [*RIGHT, schema.Match])
+def test_every_text_beside_the_messages_is_bounded(kind: Kind) -> None:
+    """The model's name is looked at for each text that is counted."""
+    properties = SCHEMAS[kind.__name__.removesuffix("Parameters")]["properties"]
+    bounded = {
+        name: [one.keys() & {"maxLength", "pattern"} for one in texts(found)]
+        for name, found in properties.items()
+    }
+    assert all(map(all, bounded.values())), bounded
 
 
 def test_operations_with_a_fixed_mode_have_no_mode_parameter() -> None:
