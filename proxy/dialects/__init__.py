@@ -10,6 +10,7 @@ from proxy.dialects.base import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.entries import Entry
 from proxy.dialects.messages import MESSAGES
+from proxy.dialects.request import check_model
 from proxy.dialects.responses import RESPONSES
 
 __all__ = [
@@ -60,9 +61,12 @@ def for_request(method: str, path: bytes) -> Dialect | None:
 
 def model_in(path: bytes) -> str:
     """Return the model that a path names: Azure's deployment, or Vertex's model. Empty for other
-    paths."""
+    paths. Raises Unplannable if it is too long."""
     named = _NAMED.search(path)
-    return unquote(named[2].decode("latin-1")) if named else ""
+    if not named:
+        return ""
+    check_model(named[2])
+    return unquote(named[2].decode("latin-1"))
 
 
 def for_model(target: bytes, model: str) -> bytes:

@@ -95,9 +95,14 @@ def model_of(members: Members) -> str:
     """Return the name of the model, empty if there is none. Raises Unplannable if it is too long,
     and NotJson."""
     model = members.get("model", NULL)
-    if len(memoryview(model)) > MAX_MODEL:
-        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
+    check_model(model)
     return "" if rawjson.is_null(model) else rawjson.text(model)
+
+
+def check_model(name: bytes | Raw) -> None:
+    """Raises Unplannable if this is too long for a model's name, as a body or a path has it."""
+    if len(memoryview(name)) > MAX_MODEL:
+        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
 
 
 @cache

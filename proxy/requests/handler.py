@@ -167,9 +167,9 @@ class _Request:
     async def _parse(self, prepared: Prepared) -> Prepared:
         """Return the request with its policy, or with the reason why it cannot be read."""
         caller = self._caller
-        if caller.key.policy.may_be_off and (passing := await self._glanced(prepared)):
-            return passing
         try:
+            if caller.key.policy.may_be_off and (passing := await self._glanced(prepared)):
+                return passing
             request = await self._read(prepared.body)
             caller.identify(request)
             tenant = replace(caller.key, namespace=caller.namespace)
@@ -183,7 +183,7 @@ class _Request:
 
     async def _glanced(self, prepared: Prepared) -> Prepared | None:
         """Return the request with nothing read but its model, if the policy for that is off and
-        nothing in the body is ours."""
+        nothing in the body is ours. Raises Unplannable."""
         body = prepared.body
         tenant = prepared.tenant
         ours = self._dialect.name in references.NATIVE and MARK in body

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from proxy.dialects import for_model, model_in
+from proxy.dialects.request import MAX_MODEL
+from proxy.plan.turn import Unplannable
 from tests.acceptance.shared import BIG
 from tests.acceptance.test_messages_api import USER, looked, step
 from tests.acceptance.test_openai_client import _finds_the_code, history, references
@@ -296,3 +298,10 @@ NAMED = [
 @pytest.mark.parametrize(("path", "model", "other"), NAMED)
 def test_the_model_in_a_path(path: bytes, model: str, other: bytes) -> None:
     assert (model_in(path), for_model(path, "o4")) == (model, other)
+
+
+def test_an_endless_name_in_a_path_is_none_of_our_business() -> None:
+    named = b"/openai/deployments/%b/chat/completions"
+    assert model_in(named % (b"m" * MAX_MODEL))
+    with pytest.raises(Unplannable, match="more than"):
+        model_in(named % (b"m" * (MAX_MODEL + 1)))

@@ -377,6 +377,20 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
     assert reply_headers(client)[b"x-offload-mode"] == b"off"
 
 
+@pytest.mark.parametrize("mode", ["auto", "off"])
+async def test_a_path_with_an_endless_name_of_a_model_goes_as_it_came(
+    world: World, mode: str
+) -> None:
+    policy = replace(POLICY, offload=replace(POLICY.offload, mode=Mode(mode)))
+    body = chat(model=None)
+    client = ScriptedClient(body, b"")
+    client.scope["raw_path"] = b"/openai/deployments/%b/chat/completions" % (b"m" * 1_001)
+    world.upstream.replies = [ScriptedReply(HELLO)]
+    await world.chat(client.client(), Tenant(policy, "acme-1"))
+    assert world.sent == [body] and client.body == HELLO
+    assert [(one.kind, one.reason) for one in world.outcomes] == [("untouched", "invalid")]
+
+
 @pytest.mark.parametrize(
     ("model", "mode", "sent"),
     [("quiet", Mode.OFF, "off"), ("other", Mode.COMPACT, "invalid")],
