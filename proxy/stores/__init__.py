@@ -73,6 +73,9 @@ def namespace_of(key: str) -> str:
     return key.partition("/")[0]
 
 
+CHECKS = "health.checks"
+"""The namespace of what is written to check a store. No tenant's name has a dot."""
+
 Retention = Callable[[str], float | None]
 """Returns how many seconds to keep a namespace's records after they were last put, or None to keep
 them forever."""

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from proxy.errors import StoreBusy, StoreFault, StoreFull
 from proxy.lru import ENTRY_BYTES, Lru
-from proxy.stores import Entry, Retention, Store, namespace_of
+from proxy.stores import CHECKS, Entry, Retention, Store, namespace_of
 from proxy.telemetry.outcome import NoAnswer, StoreOperation
 from proxy.threads import nobody_waits
 
@@ -51,7 +51,7 @@ PAUSE = 0.5
 LONGEST = 30.0
 """Seconds of a breaker's first and of its longest pause."""
 
-PROBE = "health/probe/none"
+PROBE = f"{CHECKS}/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
 PROBE_BYTES = 16 << 10
@@ -264,7 +264,7 @@ class Guarded:
     async def check(self, seconds: float) -> str | None:
         """Read, and write and delete a record, even if a breaker is open. Returns None if all of
         this is done within `seconds`, else the reason."""
-        record = f"health/probe/{uuid4().hex}"
+        record = f"{CHECKS}/probe/{uuid4().hex}"
         operation = StoreOperation.GET
         breaker = self.reading
         try:

@@ -12,6 +12,7 @@ from proxy.errors import Unauthorized
 from proxy.policies import Policies
 from proxy.policies.tenants import Header, allowed, identify, namespace, retention
 from proxy.policy import Policy, Upstream
+from proxy.stores import CHECKS
 
 ACME = Policy(tenant="acme", upstream=Upstream(api_key="sk-upstream"), retention=60)
 SHARED = Policy(tenant="shared", share_namespace=True, retention=None)
@@ -165,6 +166,7 @@ def test_a_tenant_shows_no_key() -> None:
         ("acme-0123456789ABCDEF", None),
         ("acme-x-0123456789abcdef", None),
         ("unknown-0123456789abcdef", None),
+        (CHECKS, 3_600),
     ],
 )
 def test_retention_is_that_of_the_namespaces_tenant(space: str, seconds: float | None) -> None:

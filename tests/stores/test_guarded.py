@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from proxy.errors import StoreBusy, StoreFault, StoreFull
-from proxy.stores import Entry, namespace_of
+from proxy.stores import CHECKS, Entry, namespace_of
 from proxy.stores import guarded as guarded_module
 from proxy.stores.guarded import (
     ENTRY_WEIGHT,
@@ -406,7 +406,7 @@ async def test_the_health_check_writes_and_leaves_nothing(
 ) -> None:
     assert await guarded.check(1) is None
     _, put, delete = store.asked
-    assert put.split()[1] == delete.split()[1] and put.startswith("put health/probe/")
+    assert put.split()[1] == delete.split()[1] and put.startswith(f"put {CHECKS}/probe/")
 
     async def full(key: str, value: bytes) -> bool:
         if value:  # a full disk takes empty files

@@ -5,11 +5,15 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from proxy.policies import Policies
+from proxy.policies.tenants import retention
 from proxy.stores import open_store, sweep, sweep_always
+from proxy.stores.guarded import Guarded
 from proxy.stores.local import Folder
 from tests.clock import PATIENCE, soon, until
 from tests.stores.contract import listed
@@ -39,6 +43,31 @@ async def test_each_namespace_after_its_own_retention(tmp_path: Path) -> None:
     }
     assert set(await listed(store, "")) == left
     assert await sweep(store, kept.get) == 0
+    await store.close()
+
+
+async def test_what_a_check_could_not_delete_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was over before its record was written."""
+    begun, let_go, put = threading.Event(), threading.Event(), Folder.put
+
+    def slow(folder: Folder, key: str, value: bytes, *, sync: bool = True) -> bool:
+        begun.set()
+        let_go.wait(PATIENCE)
+        return put(folder, key, value, sync=sync)
+
+    monkeypatch.setattr(Folder, "put", slow)
+    store = open_store(str(tmp_path))
+    checking = asyncio.create_task(Guarded(store, warn=lambda *_: None).check(PATIENCE))
+    await asyncio.to_thread(begun.wait, PATIENCE)
+    checking.cancel()
+    let_go.set()
+    await until(lambda: listed(store, ""))
+    kept = partial(retention, policies=Policies(default=None, named=(), by_digest={}))
+    assert await sweep(store, kept) == 0
+    assert await sweep(store, kept, clock=lambda: time.time() + 3_601) == 1
+    assert await listed(store, "") == {}
     await store.close()
 
 
