@@ -347,10 +347,17 @@ class Guarded:
         was."""
 
         async def put(key: str, value: bytes) -> bool:
-            if await self.visit(LATER_SECONDS).put(key, value, keep=False, sure=True) is Put.FAILED:
+            visit = self.visit(LATER_SECONDS)
+            done = await visit.put(key, value, keep=False, sure=True)
+            if done is Put.FAILED:
                 return False
-            self.memory.keep(key, value)
             self.memory.unwritten.discard(key)
+            if done is Put.WRITTEN:
+                self.memory.keep(key, value)
+            else:
+                # so that this process goes by the stored one, as all others do
+                self.memory.forget(key)
+                visit.note_put(key)
             return True
 
         done = False

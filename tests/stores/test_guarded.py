@@ -612,6 +612,23 @@ async def test_what_could_not_be_written_is_read_and_put_again(
     assert await got(guarded.visit(), "a-1/rounds/0") == b"0"
 
 
+async def test_a_record_that_another_process_stored_meanwhile_is_the_record(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
+    """Or what this process sends upstream would differ from what all others do."""
+    store.trouble = "away"
+    assert await guarded.visit().put(KEY, b"ours") is Put.WRITTEN
+    store.records[KEY] = b"theirs"
+    visit = guarded.visit()
+    at = visit.changes
+    assert await got(visit, KEY) == b"ours", "nobody else can be asked"
+    store.trouble = None
+    await clock.let_pass(10 * PAUSE)
+    assert not guarded.memory.unwritten and visit.was_put(KEY)
+    assert await got(guarded.visit(), KEY) == b"theirs"
+    assert visit.changed_since(at) == [KEY], "whoever remembers what was there looks again"
+
+
 async def test_what_could_not_be_written_is_put_at_the_end(
     store: Scripted, warned: list[tuple[str, str]]
 ) -> None:
