@@ -24,9 +24,12 @@ LONGEST = 64 << 10
 NAMELESS = 400
 """Most characters of a call before its name. More are not held back, because they are no call."""
 
+UNREADABLE = (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError)
+"""What Python's own readers of JSON and of literals raise: a model may write anything."""
+
 Read = Callable[[str, int], tuple[dict[str, Any], int]]
 """Reads arguments from a place on, and returns them and the place behind them. Raises Unfinished if
-more of the text is needed, and ValueError if they are none."""
+more of the text is needed, and one of `UNREADABLE` if they are none."""
 
 
 class Unfinished(ValueError):
@@ -49,15 +52,13 @@ _decoder = json.JSONDecoder(strict=False)  # models write line breaks into strin
 
 
 def _json(text: str, at: int) -> tuple[Any, int]:
-    """Decode a value. Raises Unfinished or ValueError."""
+    """Decode a value. Raises Unfinished or one of `UNREADABLE`."""
     try:
         return _decoder.raw_decode(text, at)
     except json.JSONDecodeError as error:
         if error.msg.startswith("Unterminated") or error.pos >= len(text) - 8:
             raise Unfinished(error.msg) from error
         raise
-    except RecursionError as error:
-        raise ValueError("too deep") from error
 
 
 def _object(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -115,14 +116,11 @@ def _keywords(text: str, at: int) -> tuple[dict[str, Any], int]:
         else:
             depth += (sign in "([{") - (sign in ")]}")
         place += 1
-    try:
-        call = ast.parse(f"f({text[at:place]}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise ValueError("no keywords")
-        values = {one.arg or "": ast.literal_eval(one.value) for one in call.keywords}
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError("no Python") from error
-    json.dumps(values)  # or it raises what the caller expects
+    call = ast.parse(f"f({text[at:place]}", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+        raise ValueError("no keywords")
+    values = {one.arg or "": ast.literal_eval(one.value) for one in call.keywords}
+    json.dumps(values)  # raises if they cannot be a call's arguments
     return values, place
 
 
@@ -378,7 +376,7 @@ class CallRun:
             self.ended = True
         except Unfinished:
             pass
-        except ValueError:
+        except UNREADABLE:
             self.over = True
 
     @property
@@ -431,7 +429,7 @@ class CallRun:
         if text[at] == "{":
             return self._objects(at)
         rest = text[at:]
-        fault: ValueError | None = None
+        fault: Exception | None = None
         waits = False
         for rule in _RULES:
             if rule is _PYTHON and at == self._begins:
@@ -447,7 +445,7 @@ class CallRun:
             except Unfinished:
                 waits = True
                 continue
-            except ValueError as error:
+            except UNREADABLE as error:
                 fault = error
                 continue
             if ends < len(text) and rule.part_of_ends.fullmatch(text, ends):
@@ -495,7 +493,7 @@ def _may_be(written: str, closed: str, word: str) -> bool:
 
 
 def _call(value: Any) -> tuple[str, dict[str, Any]]:
-    """Return a call's name and arguments. Raises ValueError if this is no call."""
+    """Return a call's name and arguments. Raises one of `UNREADABLE` if this is no call."""
     inner = (
         value["function"]
         if isinstance(value, dict) and isinstance(value.get("function"), dict)

@@ -205,6 +205,41 @@ def test_calls_on_lines_that_quote_or_are_code_stay_text(name: str, before: str)
         assert of_client(api, out, "large") == [text(said)]
 
 
+DEEP = "[" * 30_000 + "]" * 30_000
+"""More levels than Python reads."""
+STRANGE = {
+    "ellipsis": "[grep(pattern=..., path=...)]",
+    "bytes": '[grep(pattern=b"x")]',
+    "a set": '[grep(pattern={"x"})]',
+    "a complex number": "[grep(pattern=1j)]",
+    "a complex number that is too large": f"[grep(pattern=1{400 * '0'} + 1j)]",
+    "a tuple as a key": '[grep(pattern={("x", 1): "y"})]',
+    "a list as a key": '[grep(pattern={["x"]: "y"})]',
+    "no Python": "[grep(pattern=x y)]",
+    "deep Python": f"[grep(pattern={DEEP})]",
+    "deep JSON": f'{{"name": "grep", "arguments": {{"pattern": {DEEP}}}}}',
+    "deep JSON in a string": f'{{"name": "grep", "arguments": "{{\\"pattern\\": {DEEP}}}"}}',
+    "deep JSON of Gemma 4": f"<|tool_call>call:grep{{pattern:{DEEP}}}<tool_call|>",
+    "deep JSON of DeepSeek V3.2": (
+        '<\uff5cDSML\uff5cinvoke name="grep">\n'
+        f'<\uff5cDSML\uff5cparameter name="pattern" string="false">{DEEP}</\uff5cDSML\uff5cparameter>\n'
+        "</\uff5cDSML\uff5cinvoke>"
+    ),
+}
+
+
+@pytest.mark.parametrize("form", STRANGE)
+@pytest.mark.parametrize("name", APIS)
+def test_a_call_with_arguments_that_no_tool_takes_stays_text(name: str, form: str) -> None:
+    api = APIS[name]
+    said = text(STRANGE[form])
+    for way in ("whole",) if DEEP in said.text else ("whole", "own"):
+        encode = api.whole if way == "whole" else api.encodings[way]
+        out, requests = run(api.turn(stream=way != "whole"), encode(api.reply(Round([said]), 1)))
+        assert len(requests) == 1
+        assert of_client(api, out, way) == [said]
+
+
 @pytest.mark.parametrize("name", APIS)
 def test_where_upstream_calls_our_tools_a_call_in_a_text_is_a_quotation(name: str) -> None:
     api = APIS[name]
