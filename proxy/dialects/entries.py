@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Raw
 
@@ -35,13 +35,13 @@ OPAQUE_BYTES = 6
 """Bytes of encrypted text for each token of it: four characters, a third more for base64, and a
 frame."""
 
-DEFAULTS: Mapping[str, Any] = {
-    "caller": {"type": "direct"},  # no program of upstream's made the call (OpenAI, Anthropic)
-    "async": False,  # the client answers the call before it goes on (OpenAI)
-    **dict.fromkeys(("prefix", "partial"), False),  # the reply is complete (Mistral, Moonshot)
+DEFAULTS = {
+    "caller": '{"type":"direct"}',  # no program of upstream's made the call (OpenAI, Anthropic)
+    "async": "false",  # the client answers the call before it goes on (OpenAI)
+    **dict.fromkeys(("prefix", "partial"), "false"),  # the reply is complete (Mistral, Moonshot)
 }
-"""Members with what their APIs take for granted. Clients that write all fields of their types send
-them."""
+"""Members with what their APIs take for granted, as canonical JSON. Clients that write all fields
+of their types send them."""
 
 MAX_ARGUMENTS = 256 << 10
 MAX_SEPARATORS = 50_000
@@ -108,7 +108,10 @@ def unknown(
             or key in MARKS
             or rawjson.is_null(raw)
             or (key == "type" and text_of(raw) == kind)
-            or (key in DEFAULTS and json.loads(bytes(raw)) == DEFAULTS[key])
+            or (
+                key in DEFAULTS
+                and canonical(bytes(raw).decode("utf-8", "replace")) == DEFAULTS[key]
+            )
         )
         if not usual and f"{at}.{key}" not in harmless:
             return f"{at}.{key}"

@@ -611,3 +611,9 @@ def test_a_member_with_its_apis_default_says_nothing(
     body = json.dumps({"model": "m", api.field: [called, result]}).encode()
     found = history(api.dialect, api.dialect.parse(body).entries, written.SMALL)
     assert bool(found.irregular) is not said_nothing
+
+
+def test_a_number_that_python_does_not_read_is_no_default() -> None:
+    entry = b'{"role": "user", "content": "x", "prefix": %b}' % (b"1" * 5_000)
+    reading = Reading(Shape("/s", 100), 20_000)
+    assert CHAT.read(entry, reading, len).sealed == "messages[].prefix"
