@@ -104,7 +104,7 @@ def gc(settings: Settings, chosen: Namespace) -> int:
             entry for entry, limit in limits if limit is not None and now - entry.modified > limit
         ]
         if not chosen.dry_run:
-            await store.delete(*(entry.key for entry in old))
+            await store.expire(old)
         return len(entries), old
 
     count, old = _run(settings, delete_old)

@@ -16,7 +16,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -118,8 +118,9 @@ class Engine(Protocol):
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         """Yield every record whose key begins with `prefix` once, some of them at a time."""
 
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete these records. A missing key is not an error."""
+    def delete(self, keys: Sequence[str], until: float | None = None) -> None:
+        """Delete these records; with `until`, in seconds since the epoch, only those that were not
+        used since then. A missing key is not an error."""
 
     def discard(self, key: str, value: bytes) -> None:
         """Delete the record if it still has this value. Another one may have taken its place, which
@@ -180,6 +181,12 @@ class Store:
     async def delete(self, *keys: str) -> None:
         """Delete these records. A missing key is not an error."""
         await self._run_all(self._writing, self._engine.delete, keys)
+
+    async def expire(self, listed: Collection[Entry]) -> None:
+        """Delete these records, except those that were used since they were listed."""
+        until = max((entry.modified for entry in listed), default=None)
+        work = partial(self._engine.delete, until=until)
+        await self._run_all(self._writing, work, [entry.key for entry in listed])
 
     async def discard(self, key: str, value: bytes) -> None:
         """Delete a damaged record, of which this value was read, and no record that has taken its
@@ -341,20 +348,20 @@ async def sweep(
     swept: Callable[[int, float], None] = lambda deleted, overdue: None,
     clock: Callable[[], float] = time.time,
 ) -> int:
-    """Read the whole store once and delete all that has expired; returns how many records. Raises
-    StoreFault.
+    """Read the whole store once and delete all that has expired; returns how many records. Those
+    that are used meanwhile stay, and count too. Raises StoreFault.
 
     `swept(deleted, overdue)` is called for every few records: how many were deleted, and
     how many seconds the oldest of them was past its retention; at the end of a sweep, none is.
     """
     now = clock()
     deleted = 0
-    expired: dict[str, float] = {}
+    expired: dict[Entry, float] = {}
 
     async def delete() -> int:
         if not expired:
             return 0
-        await store.delete(*expired)
+        await store.expire(expired)
         swept(count := len(expired), max(expired.values()))
         expired.clear()
         return count
@@ -363,7 +370,7 @@ async def sweep(
         async for entry in entries:
             kept = retention(namespace_of(entry.key))
             if kept is not None and now - entry.modified > kept:
-                expired[entry.key] = now - entry.modified - kept
+                expired[entry] = now - entry.modified - kept
             if len(expired) == BATCH:
                 deleted += await delete()
     deleted += await delete()

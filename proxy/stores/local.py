@@ -117,11 +117,14 @@ class Folder:
         while page := tuple(islice(records, PAGE)):
             yield page
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], until: float | None = None) -> None:
         """Remove the records and the folders that this leaves empty, because namespaces come and
         go."""
         for key in keys:
-            (self._root / key).unlink(missing_ok=True)
+            path = self._root / key
+            with suppress(FileNotFoundError):
+                if until is None or path.lstat().st_mtime <= until:
+                    path.unlink()
         for folder in {(self._root / key).parent for key in keys}:
             with suppress(OSError):
                 folder.rmdir()

@@ -84,8 +84,7 @@ class Objects:
         written."""
         for key in keys:
             with suppress(FileNotFoundError):
-                written = obstore.head(self._service, key)["last_modified"].timestamp()
-                if time.time() - written > seconds:
+                if time.time() - self._written(key) > seconds:
                     value = bytes(obstore.get(self._service, key).bytes())
                     obstore.put(self._service, key, value, mode="overwrite", use_multipart=False)
 
@@ -99,11 +98,12 @@ class Objects:
                 if found["path"].startswith(prefix) and is_key(found["path"])
             ]
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], until: float | None = None) -> None:
         for key in keys:
             # S3 reports no error for a missing object, the others do
             with suppress(FileNotFoundError):
-                obstore.delete(self._service, key)
+                if until is None or self._written(key) <= until:
+                    obstore.delete(self._service, key)
 
     def discard(self, key: str, value: bytes) -> None:
         """Looks and deletes, as obstore knows no condition for a deletion: two steps with nothing
@@ -119,6 +119,10 @@ class Objects:
     def is_full(self, error: Exception) -> bool:
         """Buckets have no end."""
         return False
+
+    def _written(self, key: str) -> float:
+        """Return when an object was written, in seconds since the epoch."""
+        return obstore.head(self._service, key)["last_modified"].timestamp()
 
     def _get(self, key: str) -> bytes | None:
         try:

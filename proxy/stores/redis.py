@@ -46,6 +46,10 @@ OPTIONS: dict[str, Any] = {
 DISCARD = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('unlink', KEYS[1]) end return 0"
 """Deletes a key that has this value, in one step."""
 
+DRIFT = 5.0
+"""Seconds by which two looks at a record's time to live may disagree about its age: answers take
+time."""
+
 GONE = -2
 """The time to live of a key that is not there. Redis says -1 for one that lives for ever."""
 
@@ -113,8 +117,13 @@ class RedisEngine:
             yield self._entries(set(names) - seen)
             seen.update(names)
 
-    def delete(self, keys: Sequence[str]) -> None:
-        self._client.unlink(*map(self._name, keys))
+    def delete(self, keys: Sequence[str], until: float | None = None) -> None:
+        names = [self._name(key) for key in keys]
+        if until is not None:
+            found = self._entries({name.encode() for name in names})
+            names = [self._name(one.key) for one in found if one.modified <= until + DRIFT]
+        if names:
+            self._client.unlink(*names)
 
     def discard(self, key: str, value: bytes) -> None:
         self._client.eval(DISCARD, 1, self._name(key), value)

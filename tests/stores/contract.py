@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from proxy import stores
 from proxy.stores import Entry, Store, sweep
@@ -165,6 +166,18 @@ class StoreContract:
         monkeypatch.setattr(stores, "BATCH", 2)
         assert [await swept(store, space), await swept(store, space, later=120)] == [0, 3]
         assert set(await listed(store, space)) == {f"{space}x/original/a"}
+
+    async def test_what_was_used_since_it_was_listed_does_not_expire(
+        self, store: Store, space: str
+    ) -> None:
+        await store.put(f"{space}/original/a", b"1")
+        [entry] = (await listed(store, f"{space}/")).values()
+        await store.expire([replace(entry, modified=entry.modified - 60)])
+        assert set(await listed(store, f"{space}/")) == {entry.key}
+        await store.expire([entry])
+        await store.expire([entry])
+        await store.expire([])
+        assert await store.get(entry.key) is None
 
     async def test_what_is_older_is_renewed_as_it_is(self, store: Store, space: str) -> None:
         keys = [f"{space}/original/{name}" for name in "abc"]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from proxy.policies import Policies
 from proxy.policies.tenants import retention
-from proxy.stores import open_store, sweep, sweep_always
+from proxy.stores import Entry, open_store, sweep, sweep_always
 from proxy.stores.guarded import Guarded
 from proxy.stores.local import Folder
 from tests.clock import PATIENCE, soon, until
@@ -71,6 +71,28 @@ async def test_what_a_check_could_not_delete_is_swept(
     await store.close()
 
 
+async def test_what_is_used_while_a_sweep_goes_on_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its listing and its deletion, a reply may promise it, or a request renew it."""
+    for name in ("put", "renewed", "old"):
+        put(tmp_path, f"a-1/original/{name}", 2 * DAY)
+    pages = Folder.pages
+
+    def used(folder: Folder, prefix: str) -> Iterator[Sequence[Entry]]:
+        listed = list(pages(folder, prefix))
+        assert not folder.put("a-1/original/put", b"1")
+        folder.renew(["a-1/original/renewed"], DAY)
+        yield from listed
+
+    store = open_store(str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "pages", used)
+        await sweep(store, lambda namespace: DAY)
+    assert set(await listed(store, "")) == {"a-1/original/put", "a-1/original/renewed"}
+    await store.close()
+
+
 async def test_it_goes_on_after_a_fault_and_until_it_is_cancelled(tmp_path: Path) -> None:
     warned: list[tuple[str, str]] = []
     (tmp_path / "store").write_text("a file where the folder should be")
@@ -112,10 +134,10 @@ async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.M
     put(tmp_path, "b-1/original/new", 0)
     begun, let_go, delete = threading.Event(), threading.Event(), Folder.delete
 
-    def slow(folder: Folder, keys: Sequence[str]) -> None:
+    def slow(folder: Folder, keys: Sequence[str], until: float | None = None) -> None:
         begun.set()
         let_go.wait(PATIENCE)
-        delete(folder, keys)
+        delete(folder, keys, until)
 
     monkeypatch.setattr(Folder, "delete", slow)
     swept: list[tuple[int, float]] = []

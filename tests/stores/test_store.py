@@ -47,7 +47,7 @@ class Engine:
         yield []
         yield [Entry(prefix, 0, 0)]
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], until: float | None = None) -> None:
         self._call(" ".join(keys))
 
     def discard(self, key: str, value: bytes) -> None:
