@@ -230,8 +230,7 @@ class Records:
         names = dict.fromkeys([*references.files, *sorted(quoted)[:MOST_BEHIND]])
         keys = [self.key(KINDS[_Compaction], digest) for digest in references.digests]
         keys += [self.key("originals", name) for name in names]
-        together = hashlib.sha256("\n".join(keys).encode()).hexdigest()
-        await self._visit.anew().renew(self.key("renewed", together), keys)
+        await self._visit.renew(self.namespace, keys)
 
     async def pauses(self, points: Sequence[bytes], model: str) -> dict[bytes, int]:
         """Return the seconds before these requests after which upstream's cache had expired, for

@@ -15,6 +15,7 @@ from proxy.stores import guarded as guarded_module
 from proxy.stores.guarded import (
     ENTRY_WEIGHT,
     FAILURES,
+    LATER_SECONDS,
     LONGEST,
     PAUSE,
     PUTS_BYTES,
@@ -248,18 +249,62 @@ async def test_what_is_in_use_is_renewed_once_while_this_process_remembers_it(
     guarded = Guarded(store, warn=lambda *_: None, retention=kept.get, clock=clock)
     for seconds in (0, 2.9, 0.1):
         clock.move(seconds)
-        await guarded.visit().renew("acme-1/renewed/x", [KEY])
+        await guarded.visit().renew("acme-1", [KEY])
     assert store.asked == [f"renew {KEY} 1.5"] * 2
     store.trouble = "why"
     clock.move(9)
-    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    await guarded.visit().renew("acme-1", [KEY])
     store.trouble = None
-    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    await guarded.visit().renew("acme-1", [KEY])
     assert len(store.asked) == 4, "what failed is tried again"
     kept.clear()
     clock.move(9)
-    await guarded.visit().renew("acme-1/renewed/x", [KEY])
+    await guarded.visit().renew("acme-1", [KEY])
     assert len(store.asked) == 4, "what is kept for ever has no age"
+
+
+MANY = [f"acme-1/originals/{number}" for number in range(5)]
+
+
+@pytest.fixture
+def renewing(
+    store: Scripted, clock: Clock, monkeypatch: pytest.MonkeyPatch, warned: list[tuple[str, str]]
+) -> Guarded:
+    """Renews two records at a time."""
+    monkeypatch.setattr(guarded_module, "RENEWED", 2)
+    kept = {"acme-1": 9.0}
+    return Guarded(store, warn=lambda *what: warned.append(what), retention=kept.get, clock=clock)
+
+
+async def test_many_records_are_renewed_however_long_all_of_them_take(
+    renewing: Guarded, store: Scripted, clock: Clock, warned: list[tuple[str, str]]
+) -> None:
+    store.seconds = 0.8 * LATER_SECONDS
+    task = asyncio.create_task(renewing.visit().renew("acme-1", MANY))
+    await clock.let_pass(4 * LATER_SECONDS, steps=40)
+    await task
+    assert store.asked == [
+        f"renew {' '.join(some)} 1.5" for some in (MANY[:2], MANY[2:4], MANY[4:])
+    ]
+    assert not warned
+
+
+async def test_only_what_could_not_be_renewed_is_tried_again(
+    renewing: Guarded, store: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ones may fail each time."""
+    renew = store.renew
+
+    async def failing(keys: Sequence[str], seconds: float) -> None:
+        await renew(keys, seconds)
+        if MANY[0] in keys:
+            raise StoreFault("why")
+
+    monkeypatch.setattr(store, "renew", failing)
+    await renewing.visit().renew("acme-1", MANY)
+    assert len(store.asked) == 3
+    await renewing.visit().renew("acme-1", MANY)
+    assert store.asked[3:] == [f"renew {' '.join(MANY[:2])} 1.5"]
 
 
 # Faults.
