@@ -304,7 +304,11 @@ class Dialect(ABC):
 
     def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
         """Return the texts that may be replaced: one text without a place, or each text part with
-        its place; and images and files as JSON."""
+        its place."""
+        return self._contents(entry).texts
+
+    def pieces(self, entry: Entry) -> list[tuple[int | None, str]]:
+        """Return the texts that may be replaced, and images and files as JSON."""
         found = self._contents(entry)
         return [
             *found.texts,

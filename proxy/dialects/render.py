@@ -231,7 +231,7 @@ def with_previews(
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced: dict[int | None, str] = {}
-    for part, text in dialect.texts(raw):
+    for part, text in dialect.pieces(raw):
         if part not in moved:
             continue
         piece = moved[part]
@@ -428,7 +428,7 @@ def moved_files(
     # an entry can have thousands of texts, which are mostly read in their order
     @lru_cache(maxsize=1)
     def texts(index: int) -> dict[int | None, str]:
-        return dict(dialect.texts(transcript.raws[index]))
+        return dict(dialect.pieces(transcript.raws[index]))
 
     pieces: dict[str, tuple[int, Piece]] = {}
     said: dict[str, dict[str, None]] = {}
@@ -497,7 +497,7 @@ def _joined(
         raw = transcript.raws[index]
         paths = moved.get(index, {})
         elsewhere = (
-            {text: paths[part] for part, text in dialect.texts(raw) if part in paths}
+            {text: paths[part] for part, text in dialect.pieces(raw) if part in paths}
             if paths
             else {}
         )

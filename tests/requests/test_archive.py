@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from proxy.errors import StoreFault
-from proxy.requests.archive import Archive, Moved, Session, Text, newest
+from proxy.requests.archive import Archive, Moved, Session, Text, index, newest
+from proxy.requests.planned import Rendered
 from proxy.requests.records import sealed
 from proxy.stores import Store, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.local import Folder
+from tests.requests.planning import LAST, SYSTEM, planned, step
 
 T = TypeVar("T")
 
@@ -46,6 +48,15 @@ def test_a_text_of_several_sessions_is_the_newest_ones() -> None:
     new, old = (Session(name, 0, 0, "m", "", [shared]) for name in ("new", "old"))
     [(found, _)], _ = newest([new, old], 1_000)
     assert found is new
+
+
+async def test_a_picture_is_no_title() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    reminder = {"type": "text", "text": "<reminder>"}
+    first = {"role": "user", "content": [reminder, picture]}
+    made, reader = await planned([SYSTEM, first, *step(1, 10, 5_000), *step(2, 10, 5_000), LAST])
+    [(_, record)] = index(Rendered.of(made, None, {}, reader), 0)
+    assert msgspec.json.decode(record, type=Moved).title == "<reminder>"
 
 
 async def at_once(work: Callable[[], T]) -> T:

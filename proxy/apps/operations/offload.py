@@ -192,7 +192,7 @@ def _decided(raws: Sequence[bytes | Raw], options: CompactParameters, count: Cou
     if options.mode is Mode.AUTO:
         compresses = before > 0 and sum(tokens) / before > options.compact_ratio_threshold
     files = {
-        joined(options.store_dir, piece.name): dict(CHAT.texts(raws[index]))[piece.part]
+        joined(options.store_dir, piece.name): dict(CHAT.pieces(raws[index]))[piece.part]
         for index, message in moved.items()
         for piece in message.pieces
     }

@@ -243,7 +243,9 @@ def test_texts_of_results_move_and_nothing_else_changes(item: Json, texts: int) 
         key: item[key] for key in item if key != "output"
     }
     assert message.preview < message.tokens
-    loaded = [text for place, text in RESPONSES.texts(raw) if text == LONG or "input_image" in text]
+    loaded = [
+        text for place, text in RESPONSES.pieces(raw) if text == LONG or "input_image" in text
+    ]
     assert len(loaded) == texts
 
 
