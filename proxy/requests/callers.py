@@ -67,7 +67,9 @@ class Caller:
         """The owner's records. Most requests need none, so they are opened when something asks for
         them."""
         if self._opened is None:
-            self._opened = Records(self.services.store.visit(), self.owner)
+            self._opened = Records(
+                self.services.store.visit(), self.owner, key_namespace=self.key.namespace
+            )
         return self._opened
 
     @property

@@ -103,9 +103,11 @@ class _Round(msgspec.Struct, frozen=True):
 
 
 class _Continued(msgspec.Struct, frozen=True):
-    rounds: list[str]
-    after: list[Raw]
-    reply: Raw
+    rounds: list[str] = []
+    after: list[Raw] = []
+    reply: Raw = rawjson.NULL
+    namespace: str = ""
+    """The namespace that has the rest of it, if this one has not."""
 
 
 class _Declined(msgspec.Struct, frozen=True):
@@ -143,11 +145,13 @@ KINDS: Mapping[type[msgspec.Struct], str] = {
 
 
 class Records:
-    """The records of one namespace, for one request or one background task."""
+    """The records of one namespace, for one request or one background task. `key_namespace` is that
+    of the caller's key, where the caller has another one as a client."""
 
-    def __init__(self, visit: Visit, namespace: str) -> None:
+    def __init__(self, visit: Visit, namespace: str, key_namespace: str = "") -> None:
         self._visit = visit
         self.namespace = namespace
+        self._key_namespace = key_namespace or namespace
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -384,20 +388,30 @@ class Records:
         [record] = await self.read(_Continued, [_continuation(shown)])
         if record is None:
             return None
+        if record.namespace:
+            return await Records(self._visit, record.namespace).continuation(shown)
         reply = b"" if rawjson.is_null(record.reply) else bytes(record.reply)
         return Continuation(shown, tuple(record.rounds), tuple(map(bytes, record.after)), reply)
 
     async def keep_continuation(self, continuation: Continuation) -> None:
-        """Store how to go on from a reply with hidden rounds."""
+        """Store how to go on from a reply with hidden rounds. It can also be found by the caller's
+        key: who asks for a reply or deletes it has no body that says which client it is."""
+        name = _continuation(continuation.shown)
         rounds = map(rawjson.encodable, continuation.rounds)
         after = map(Raw, continuation.after)
         record = _Continued(
             rounds=list(rounds), after=list(after), reply=Raw(continuation.reply or b"null")
         )
-        await self._put(_continuation(continuation.shown), record)
+        await self._put(name, record)
+        if self._key_namespace != self.namespace:
+            there = _Continued(namespace=self.namespace)
+            await Records(self._visit, self._key_namespace)._put(name, there)
 
     async def forget_continuation(self, shown: str) -> None:
         """Delete what was stored of a reply that upstream has deleted."""
+        [record] = await self.read(_Continued, [_continuation(shown)])
+        if record is not None and record.namespace:
+            await Records(self._visit, record.namespace).forget_continuation(shown)
         await self._visit.delete(self.key(KINDS[_Continued], _continuation(shown)))
 
     def has_originals(self, of: str) -> bool:

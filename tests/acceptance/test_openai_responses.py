@@ -6,6 +6,7 @@ The policy is tight enough that compaction, hidden rounds and mixed turns happen
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,46 @@ def test_a_stored_response_of_several_rounds_is_shown_and_deleted_as_one(
             client.responses.retrieve(shown.id)
         with pytest.raises(openai.NotFoundError):
             client.responses.delete(shown.id)
+    assert api.refused == []
+
+
+PROGRAM = {"tenant": "acme", "api_keys": [{"sha256": hashlib.sha256(b"sk-test").hexdigest()}]}
+ACCOUNT = "7b1d2c0e-6f5a-4a57-9b3a-0d6a6c1f2e11"
+
+
+@pytest.mark.parametrize(
+    ("sections", "options"),
+    [
+        ({"identity": {"body": "safety_identifier"}}, {"safety_identifier": ACCOUNT}),
+        ({"identity": {"body": "safety_identifier"}, **PROGRAM}, {"safety_identifier": "ann"}),
+        ({"identity": {"header": "x-account"}}, {"extra_headers": {"x-account": ACCOUNT}}),
+    ],
+    ids=["body", "body, of a listed key's user", "header"],
+)
+def test_a_stored_response_of_a_client_with_an_identity_is_reached_by_the_key_that_got_it(
+    up: StrictUpstream, api: ResponsesApi, tmp_path: Path, sections: Json, options: Json
+) -> None:
+    named = {sections.get("tenant", "default"): tight(up.url, **sections)}
+    with (
+        served({"default": tight(up.url), **named}, store=tmp_path / "store") as proxy,
+        client_of(proxy) as client,
+    ):
+        ask = asking(client, stream=False)
+        items = begun(ask, api, **options)
+        others = set(api.kept)
+        looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
+        api.script(looked, [say("It is heliotrope-7291.")])
+        shown = ask(items, **options)
+        api.script([say("Done.")])
+        assert ask("Go on.", previous_response_id=shown.id, **options).output_text == "Done."
+        others |= {list(api.kept)[-1]}
+        assert client.responses.retrieve(shown.id).output_text == "It is heliotrope-7291."
+        with client_of(proxy).with_options(api_key="another caller's") as other:
+            seen = other.responses.retrieve(shown.id, extra_headers=options.get("extra_headers"))
+            assert seen.output[-1].type == "function_call", "nothing of ours is shown"
+        client.responses.delete(shown.id)
+        assert set(api.kept) == others
+        assert not [path for path in proxy.stored() if "continuations" in str(path)]
     assert api.refused == []
 
 
