@@ -132,6 +132,7 @@ class Rounds:
         self._unread = False  # whether the store failed to read some
         # what each call asked for that got a whole answer
         self._answered: set[tuple[object, ...]] = set()
+        self._newest: set[tuple[object, ...]] = set()  # those of the newest round
 
     @property
     def size(self) -> int:
@@ -229,6 +230,7 @@ class Rounds:
         uses = self._prepared.uses
         if self._files is None:  # a long history has thousands
             self._files = await self._all_files()
+        self._newest = set()
         first = calls[: limits.max_calls]
         rest = calls[limits.max_calls :]
         read = sum(use.tokens for use in uses)
@@ -289,7 +291,13 @@ class Rounds:
         answer = await self.aside(lambda: tools.answer(given, material))
         if answer.result in ("ok", "empty"):
             self._answered.add(meant)
+            self._newest.add(meant)
         return answer
+
+    def forget_answers(self) -> None:
+        """Let the calls of the newest round count as not answered: the model gets other words in
+        the place of their answers."""
+        self._answered -= self._newest
 
     async def _all_files(self) -> Files:
         """Return this request's files, and those behind its references, of which no text is read

@@ -84,6 +84,9 @@ class Partner:
         await self.answering()
         return [ToolAnswer("found", "ok", 1, self.part)] * len(calls)
 
+    def forget_answers(self) -> None:
+        pass
+
     async def remember(self, turn: Turn) -> None:
         if turn.hidden is not None:
             await self.remembering()

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.policy import Tools
+from proxy.requests.conversation import TOO_LONG
 from proxy.requests.relay import ANOTHER, rewritten
 from proxy.telemetry.outcome import Outcome
 from proxy.tools.answer import REPEATED
@@ -18,6 +19,7 @@ from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
 from tests.dialects.chat.turns import called, calls, read, whole
 from tests.requests.scripted import ScriptedReply
+from tests.requests.test_conversation import OVERFLOW
 from tests.requests.test_handler import HELLO, POLICY, World, chat
 from tests.requests.test_handler import world as world
 
@@ -93,6 +95,24 @@ async def test_the_same_call_again_gets_a_pointer_to_the_first_answer(world: Wor
     assert text.startswith("begin word")
     assert all(one.startswith(REPEATED) for one in (again, *third, *named))
     assert not any(REPEATED in one for one in others) and others[1] == others[2]
+
+
+async def test_a_call_whose_answer_did_not_fit_is_answered_again(world: World) -> None:
+    path = await moved(world)
+    one, two = (
+        called("read_file", json.dumps({"path": path, "limit": lines}), f"id{lines}")
+        for lines in (1, 2)
+    )
+    asking = [whole(calls(*said), "tool_calls") for said in ([one], [one, two], [two], [one])]
+    first, both, second, again = map(ScriptedReply, asking)
+    too_long = ScriptedReply(OVERFLOW, status=400)
+    await world.ask(LONG, first, both, too_long, second, again, ScriptedReply(HELLO))
+    *_, refused, reworded, anew, old = [
+        json.loads(body)["messages"][-1]["content"] for body in world.sent
+    ]
+    assert refused.startswith("begin word") and reworded == TOO_LONG
+    assert anew.startswith("begin word")
+    assert old.startswith(REPEATED), "the answer of the first round is still there"
 
 
 async def test_a_turn_reads_no_more_than_its_policy_allows(
