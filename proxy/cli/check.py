@@ -23,7 +23,7 @@ from proxy.plan.plan import Item, Role, Room
 from proxy.plan.planner import Fold
 from proxy.plan.prices import price_of
 from proxy.policies import Policies, load, reference, schema
-from proxy.policies.tenants import KEY_HEADERS, Tenant, described
+from proxy.policies.tenants import CHECKED, KEY_HEADERS, Tenant, described
 from proxy.policy import Inject, ListedOffload, Mode, Policy, Upstream
 from proxy.requests.planned import OUR_TOOLS_TOKENS
 from proxy.settings import Settings, refuse_loop, strange_variables
@@ -378,7 +378,8 @@ async def _store_fault(settings: Settings) -> str | None:
                 else error.strerror or str(error)
             )
         return None if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
-    store = Guarded(open_store(settings.store), warn=lambda *_: None)
+    kept = open_store(settings.store, lambda namespace: CHECKED)
+    store = Guarded(kept, warn=lambda *_: None)
     try:
         return await store.check(STORE_SECONDS)
     finally:

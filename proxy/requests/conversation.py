@@ -210,7 +210,8 @@ class _Conversation:
                 if (too_long or (self._showing and not passing)) and not reworded:
                     reworded = True
                     self._turn.reword(TOO_LONG if too_long else NOT_TAKEN)
-                    self._io.forget_answers()
+                    if too_long:
+                        self._io.forget_answers()
                     body = await self._run(self._turn.request)
                 elif passing:
                     await asyncio.sleep(_pause(refusal.headers, attempt))

@@ -386,12 +386,19 @@ class Records:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows
         it by the same."""
         [record] = await self.read(_Continued, [_continuation(shown)])
-        if record is None:
+        if record is None or record.namespace:
             return None
-        if record.namespace:
-            return await Records(self._visit, record.namespace).continuation(shown)
         reply = b"" if rawjson.is_null(record.reply) else bytes(record.reply)
         return Continuation(shown, tuple(record.rounds), tuple(map(bytes, record.after)), reply)
+
+    async def kept_reply(self, shown: str) -> Continuation | None:
+        """Return the same for who shows or deletes the reply, also if a client with an identity and
+        this key got it. To go on from it takes that identity."""
+        [record] = await self.read(_Continued, [_continuation(shown)])
+        owner = self
+        if record is not None and record.namespace:
+            owner = Records(self._visit, record.namespace)
+        return await owner.continuation(shown)
 
     async def keep_continuation(self, continuation: Continuation) -> None:
         """Store how to go on from a reply with hidden rounds. It can also be found by the caller's

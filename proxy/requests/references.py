@@ -100,7 +100,7 @@ class KeptReplies:
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         records = Records(self._services.store.visit(), tenant.namespace)
-        known = await records.continuation(RESPONSES.kept_id(client.method, client.path))
+        known = await records.kept_reply(RESPONSES.kept_id(client.method, client.path))
         if known is None or (client.method == "GET" and not known.reply):
             await self._services.relay(client, tenant)
             return

@@ -295,8 +295,8 @@ class Rounds:
         return answer
 
     def forget_answers(self) -> None:
-        """Let the calls of the newest round count as not answered: the model gets other words in
-        the place of their answers."""
+        """Let the calls of the newest round count as not answered: their answers were too long
+        together, and the model may ask for each alone."""
         self._answered -= self._newest
 
     async def _all_files(self) -> Files:

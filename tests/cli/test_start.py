@@ -11,6 +11,8 @@ import pytest
 from proxy.cli import check, main
 from proxy.settings import Settings
 from tests.fake_upstream import StrictUpstream
+from tests.sdks import redis as redis_client
+from tests.stores.engines import redis_server
 
 
 def free_port() -> int:
@@ -67,6 +69,18 @@ def test_what_does_not_work_is_said_with_its_cure(
         "dashboard  off; --dashboard FILE"
     )
     assert said(settings, capsys, terminal=False) == [variable, fault]
+
+
+def test_what_the_check_of_a_store_leaves_behind_expires(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with redis_server(tmp_path) as process:
+        url = f"redis://127.0.0.1:{process.port}/0"
+        with redis_client.Redis(port=process.port) as client:
+            client.execute_command("ACL SETUSER default -unlink")
+            said(Settings(store=url, upstream="http://127.0.0.1:1"), capsys, terminal=False)
+            [left] = client.scan_iter()
+            assert 0 < client.ttl(left) <= 3_600
 
 
 def test_a_variable_that_a_policy_names_is_known(

@@ -64,6 +64,7 @@ class Partner:
         self.sent: list[Any] = []
         self.remembered: list[Turn] = []
         self.was_accepted = 0
+        self.forgotten = 0
         self.own_fits, self.size = False, 0
         self.part = ""
         self.is_final: Callable[[Refusal], bool] = lambda refusal: False
@@ -85,7 +86,7 @@ class Partner:
         return [ToolAnswer("found", "ok", 1, self.part)] * len(calls)
 
     def forget_answers(self) -> None:
-        pass
+        self.forgotten += 1
 
     async def remember(self, turn: Turn) -> None:
         if turn.hidden is not None:
@@ -616,6 +617,7 @@ async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
         "found",
         conversation.TOO_LONG,
     ]
+    assert bench.partner.forgotten == 1, "each may fit alone"
     hidden = bench.turn.hidden
     assert hidden is not None and json.loads(hidden.before[-1])["content"] == conversation.TOO_LONG
 
@@ -628,6 +630,7 @@ async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
     assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [
         conversation.NOT_TAKEN
     ]
+    assert not bench.partner.forgotten, "it would be refused again"
 
 
 # -- refusals in the place of a reply, and the client's own request --------------------------------
