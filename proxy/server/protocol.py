@@ -60,8 +60,9 @@ LINGER_SECONDS = 5.0
 """Seconds that such a connection stays open; nginx's `lingering_timeout`."""
 
 LAST_LOOK = 0.05
+FIRST_LOOK = 1.0
 """Seconds that an idle connection stays open when the process ends: a request may have come that is
-not read yet."""
+not read yet. Whoever has just connected may still have to send its first one."""
 
 UNREAD_SECONDS = 600.0
 """Seconds within which a client must read some of a reply that waits for it; an upstream may be
@@ -122,7 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         self._ends = True
-        self.loop.call_later(LAST_LOOK, super().shutdown)
+        seconds = FIRST_LOOK if self.cycle is None else LAST_LOOK
+        self.loop.call_later(seconds, super().shutdown)
 
     def linger(self) -> bool:
         """End our side of the connection and give the client time to read the reply. Returns False

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
+from proxy.server.protocol import FIRST_LOOK
 from proxy.server.runner import config
 from proxy.settings import Settings
-from tests.clock import still
+from tests.clock import Clock, still, until
 from tests.wire import connection, read_message
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -44,6 +45,23 @@ async def test_a_request_that_has_arrived_when_the_process_ends_is_answered(earl
         answer = await read_message(reader)
         assert (answer.body, answer.get(b"connection")) == (b"hello", [b"close"])
         assert await reader.read() == await idle.read() == b""
+
+
+async def test_whoever_has_just_connected_may_still_send_a_request(clock: Clock) -> None:
+    """As nginx does, which connects for each request, and may be slow to send it."""
+    made, state = config(Settings(), hello), ServerState()
+    made.load()
+    protocol = partial(made.http_protocol_class, config=made, server_state=state, app_state={})
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)  # type: ignore[arg-type]
+    async with server, connection(server.sockets[0].getsockname()[1]) as (reader, writer):
+        await until(lambda: state.connections)
+        for each in list(state.connections):
+            each.shutdown()
+        await clock.let_pass(FIRST_LOOK / 2)
+        writer.write(GET)
+        answer = await read_message(reader)
+        assert (answer.body, answer.get(b"connection")) == (b"hello", [b"close"])
+        assert await reader.read() == b""
 
 
 SEEN: list[tuple[Any, bytes]] = []
