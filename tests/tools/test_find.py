@@ -4,6 +4,7 @@ find."""
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Mapping
 
 import msgspec
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.plan import preview
 from proxy.plan.preview import Label
-from proxy.tools.find import Index
+from proxy.tools.find import Index, fitting
 from tests.doubling import assert_linear
 
 STORE = "/context_store"
@@ -201,6 +202,21 @@ def test_globs_also_fit_what_the_calls_named() -> None:
     assert INDEX.fitting("**/*.TS", INDEX.paths) == [PATHS["edit"]]
     assert INDEX.fitting("mailer/*", INDEX.paths) == [PATHS["py"]]
     assert INDEX.fitting("*.go", INDEX.paths) == []
+
+
+def test_globs_that_never_come_again_are_not_all_kept() -> None:
+    tracemalloc.start()
+    try:
+        kept = []
+        for first in (0, 600):
+            for number in range(first, first + 600):
+                assert fitting(f"*.{number}", ["/records/billing.7"], "/records") == (
+                    ["/records/billing.7"] if number == 7 else []
+                )
+            kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[1] - kept[0] < 100_000
 
 
 def test_looking_up_is_linear_in_the_words() -> None:
