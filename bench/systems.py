@@ -21,6 +21,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[1]
 
 Offload = dict[str, object]
@@ -172,12 +174,6 @@ def _running(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _await_port(system: System) -> None:

@@ -38,11 +38,11 @@ from proxy.stores import guarded
 from proxy.telemetry import metrics
 from proxy.upstream import client
 from tests import fake_upstream
-from tests.clients.running import answers, free_port
+from tests.clients.running import answers
 from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import StrictUpstream
+from tests.ports import free_port
 from tests.serving import PLAIN, Proxy, listens, served, spawned, tight
-from tests.stores.engines import free_ports
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -309,7 +309,7 @@ def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -
 def behind_nginx(folder: Path, first: str, second: str) -> Iterator[int]:
     """Run nginx with its file in front of two replicas on these ports, without TLS. Yields its
     port."""
-    nginx, [port] = tool("nginx"), free_ports(1)
+    nginx, port = tool("nginx"), free_port()
     site = re.sub(r"ssl_.*", "", (DEPLOY / "nginx.conf").read_text())
     site = (
         site.replace("443 ssl", f"127.0.0.1:{port}").replace("8787", first).replace("8788", second)
@@ -353,7 +353,8 @@ def test_replies_and_refused_upgrades_come_through_nginx(tmp_path: Path) -> None
 
 def test_replicas_restart_one_by_one_behind_nginx_without_a_lost_request(tmp_path: Path) -> None:
     """The next one restarts once the first one's /health answers, which may be within a second."""
-    ports, over, lock = free_ports(2), threading.Event(), threading.Lock()
+    ports = [free_port(), free_port()]
+    over, lock = threading.Event(), threading.Lock()
     statuses = Counter[int]()
     with ExitStack() as held:
         up = held.enter_context(StrictUpstream())

@@ -7,7 +7,6 @@ import asyncio
 import gzip
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from proxy.policy import Upstream
 from proxy.requests.relay import GATHERED
 from tests.clock import PATIENCE, Clock, soon, until
+from tests.ports import free_port
 from tests.serving import served, spawned
 from tests.wire import (
     EVENTS,
@@ -56,8 +56,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Shared]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1"}, "offload": {"mode": "off"}}
     with served({"default": policy}) as proxy:
         yield Shared(proxy.port, port)
@@ -673,8 +672,7 @@ async def test_a_chat_request_has_a_size() -> None:
 
 
 async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1"}}
     with spawned({"default": policy}) as proxy:
         for path in (b"/v1/models", b"/v1/chat/completions"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,9 @@ import pytest
 from proxy.cli import check, main
 from proxy.settings import Settings
 from tests.fake_upstream import StrictUpstream
+from tests.ports import free_port
 from tests.sdks import redis as redis_client
 from tests.stores.engines import redis_server
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def said(

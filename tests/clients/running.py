@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import socket
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -17,15 +15,6 @@ from tests.serving import PLAIN
 
 LIMIT = 300
 """Seconds until a run is killed; the slowest client takes a twentieth of it on an idle machine."""
-
-
-def free_port() -> int:
-    """Return a port for a server that must be told one. Who listens on port 0 never gets it, as the
-    system takes those from a higher range."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def answers(url: str) -> bool:

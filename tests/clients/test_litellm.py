@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.running import answers, free_port
+from tests.clients.running import answers
 from tests.fake_upstream import Message, Pieces, Recorded, StrictUpstream, calls, error, text
+from tests.ports import free_port
 from tests.sdks import openai
 from tests.serving import PLAIN, Proxy, served, tight
 

@@ -22,8 +22,9 @@ from proxy.threads import running
 from proxy.upstream.client import UpstreamClient
 from tests.clock import until
 from tests.fake_upstream import StrictUpstream, whole
+from tests.ports import free_port
 from tests.serving import PLAIN, Proxy
-from tests.stores.engines import free_ports, redis_server
+from tests.stores.engines import redis_server
 from tests.wire import Peer, upstream
 
 FORWARDED = {"x-forwarded-for": "203.0.113.7"}
@@ -105,7 +106,7 @@ async def test_every_upstream_is_asked_without_a_key_and_any_status_below_500_wi
             b"HTTP/1.1 %b No\r\nContent-Length: 0\r\n\r\n" % asked.target.split(b"/")[1]
         )
 
-    [port] = free_ports(1)
+    port = free_port()
     store = Guarded(open_store(str(tmp_path)), warn=lambda kind, text: None)
     async with upstream(answers) as wire, UpstreamClient(Settings()) as client:
         urls = [

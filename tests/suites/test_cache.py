@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.running import answers, free_port
+from tests.clients.running import answers
 from tests.clock import wait_until
+from tests.ports import free_port
 from tests.serving import spawned
 
 TESTS = Path(__file__).parent / "cache/node_modules/http-cache-tests"

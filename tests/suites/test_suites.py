@@ -21,8 +21,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.clients.running import answers, free_port
+from tests.clients.running import answers
 from tests.clock import wait_until
+from tests.ports import free_port
 from tests.serving import spawned
 
 HERE = Path(__file__).parent

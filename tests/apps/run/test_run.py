@@ -14,6 +14,7 @@ import pytest
 
 from tests.clock import PATIENCE, wait_until
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, text, whole
+from tests.ports import free_port
 from tests.serving import clean_environment
 
 ROOT = Path(__file__).parents[3]
@@ -305,8 +306,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 
 
 def test_an_upstream_that_does_not_answer(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        dead = f"http://127.0.0.1:{gone.getsockname()[1]}/v1"
+    dead = f"http://127.0.0.1:{free_port()}/v1"
     done = ran("chat", "exit=3", home=tmp_path, upstream=dead)
     assert done.returncode == 3 and done.stdout.endswith("chat 502\n")
     assert done.stderr.startswith(
