@@ -361,6 +361,8 @@ class CallRun:
 
     def __init__(self, text: str, at: int, names: ToolNames, *, first: bool = False) -> None:
         self.calls: list[Written] = []
+        self.places = set[int]()
+        """Where its marks and calls begin, and what follows them."""
         self.over = False
         self.ended = False
         self._text = text
@@ -400,6 +402,7 @@ class CallRun:
     def _read(self, at: int) -> None:
         text = self._text
         while at < len(text):
+            self.places.add(at)
             if found := self._calls(at):
                 self.calls += found
                 at = found[-1].ends
@@ -557,18 +560,20 @@ class LinesBefore:
 
     def cut(self, text: str, names: ToolNames) -> int:
         """Return where in the text that comes next a run of calls may begin; its length if
-        nowhere."""
+        nowhere. A run that begins within one that is over ends where that does."""
         before = self.copy()
+        over = set[int]()
         at = 0
         for sign in SIGNS.finditer(text):
             place = sign.start()
             before.add(text[at:place])
             at = place
-            if (
-                before._begins(text, place)
-                and not CallRun(text, place, names, first=before.empty).over
-            ):
+            if place in over or not before._begins(text, place):
+                continue
+            run = CallRun(text, place, names, first=before.empty)
+            if not run.over:
                 return place
+            over |= run.places
         return len(text)
 
     def _begins(self, text: str, at: int) -> bool:

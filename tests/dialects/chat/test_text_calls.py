@@ -27,6 +27,7 @@ from tests.dialects.chat.turns import (
     whole,
 )
 from tests.dialects.turning import events, run
+from tests.doubling import assert_linear
 
 NAMES = ToolNames(("grep", "read_file"), {"search"})
 CALL = '{"name": "grep", "arguments": {"pattern": "x{1}"}}'
@@ -109,6 +110,12 @@ ENDLESS = ['{"id": "', '{"name": "', '```json\n{"id": "', "<|"]
 )
 def test_a_text_is_shown_as_soon_as_it_cannot_be_a_call(beginning: str) -> None:
     assert LinesBefore().cut(beginning, NAMES) == len(beginning)
+
+
+@pytest.mark.parametrize("unit", ["[\n", "<|x|>", f"{CALL}\n"])
+def test_a_text_that_repeats_itself_takes_linear_time(unit: str) -> None:
+    """A weak model repeats what may begin a call, and then says something else."""
+    assert_linear(lambda times: LinesBefore().cut(unit * times + "x", NAMES), 50, 100)
 
 
 def spoken(written: str, size: int, finish: str = "stop") -> bytes:
