@@ -36,16 +36,16 @@ _WRAPPED = ("text", "content", "output", "result", "stdout")
 _REPR = re.compile(r"[\w=\[({' ,]*\btext=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 """What Python prints of an MCP result: `meta=None content=[TextContent(type='text', text='…'`."""
 
-_NUMBER = r"[ \t]*(?:\d+[ \t]*[:|\t\u2192][ \t]?)?"
+_NUMBER = r"(?>[ \t]*\d+[ \t]*?[:|\t\u2192][ \t]?)?+"
 _DEFINITION = re.compile(
-    rf"^{_NUMBER}(?P<indent>[ \t]*)(?:(?:export|default|public|private|protected|internal|static|final|abstract|async"
+    rf"^{_NUMBER}(?P<indent>[ \t]*+)(?:(?:export|default|public|private|protected|internal|static|final|abstract|async"
     r"|pub(?:\([a-z]+\))?|unsafe|extern|virtual|override|inline|const|data|sealed)[ \t]+)*"
     r"(?:def|class|func|fn|function|fun|interface|struct|enum|trait|impl|type|module|namespace|record|object)"
     r"[ \t]+[(\w][^\n]*",
     re.MULTILINE,
 )
 """A line that defines something in the common languages, also behind the line's number as `cat -n`
-prints it."""
+prints it. What precedes the words is read in one way only, so that it takes linear time."""
 
 _NOISE = re.compile(
     r"[^\n]*(?:"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plan.glimpse import GAP, beginning, glimpse, opened
+from tests.doubling import assert_linear
 
 LOG = "09:00 worker started\n09:01 disk is full on host_17\n" * 20
 
@@ -100,6 +101,18 @@ def test_of_code_its_beginning_and_what_it_defines_stay() -> None:
     assert CODE.startswith(head)
     assert "317:class Part317:" in lines.split("\n")
     assert not [line for line in lines.split("\n") if "class" not in line and "def" not in line]
+
+
+def test_of_code_without_numbers_outer_definitions_come_first() -> None:
+    code = "import os\n" * 200 + "class Part:\n    def run(self):\n        return 1\n" * 100
+    _, lines = glimpse(code, 2_000).split(GAP)
+    assert set(lines.split("\n")) == {"class Part:"}
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "1\t"])
+def test_a_line_of_white_space_takes_linear_time(blank: str) -> None:
+    """One look at it holds the interpreter's lock."""
+    assert_linear(lambda times: glimpse("a\n" + blank + blank[-1] * times + "x", 100), 1_000, 2_000)
 
 
 @pytest.mark.parametrize(
