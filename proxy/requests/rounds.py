@@ -268,9 +268,6 @@ class Rounds:
         planned = self._planned
         count = self._count
         given = parsed(tool, call.arguments, planned.names)
-        meant = await self.aside(partial(tools.meaning, given, files.index), self.size)
-        if meant in self._answered:
-            return ToolAnswer.of(tools.REPEATED, "empty", count)
         reached: Files | None = files
         if self._outside:
             reached, note = await self._reached(tool, given.path, files)
@@ -283,6 +280,10 @@ class Rounds:
         if not found and planned.quoted:
             quoted = tools.elsewhere(sorted(planned.quoted), planned.policy.offload.store_dir)
             return ToolAnswer.of(quoted, "empty", count)
+        # by the files that the call is about: an earlier conversation's may be called alike
+        meant = await self.aside(partial(tools.meaning, given, found.index), self.size)
+        if meant in self._answered:
+            return ToolAnswer.of(tools.REPEATED, "empty", count)
         compiled = partial(regex.compile, budget=self._searching)
         media = found.media
         material = tools.Material(

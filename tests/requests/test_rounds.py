@@ -97,6 +97,22 @@ async def test_the_same_call_again_gets_a_pointer_to_the_first_answer(world: Wor
     assert not any(REPEATED in one for one in others) and others[1] == others[2]
 
 
+async def test_a_text_of_an_earlier_conversation_is_not_taken_for_one_that_is_called_alike(
+    world: World,
+) -> None:
+    path = await moved(world)
+    stem, *_ = path.rsplit(".", 2)
+    earlier = f"{stem}.{16 * '7'}.txt"
+    quoting = LONG.replace(b"What is it?", b"What is it, and in %b?" % earlier.encode())
+    both = [
+        whole(calls(called("read_file", json.dumps({"path": one}), f"id{number}")), "tool_calls")
+        for number, one in enumerate((path, earlier))
+    ]
+    await world.ask(quoting, *map(ScriptedReply, (*both, HELLO)))
+    answer = json.loads(world.sent[-1])["messages"][-1]["content"]
+    assert "not among the texts that are kept" in answer
+
+
 async def test_a_call_whose_answer_did_not_fit_is_answered_again(world: World) -> None:
     path = await moved(world)
     one, two = (
