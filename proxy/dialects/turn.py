@@ -75,6 +75,8 @@ class Turn(ABC):
         self._after: list[bytes] = []
         self._instead: bytes | None = None
         self._answering: Sequence[Call] = ()
+        self._answers: Sequence[str] = ()
+        self._parts: Sequence[str] = ()  # of the same calls, "" for those without one
         self._given: set[str] = set()  # the ids that we gave to calls
         self._spoke = False  # whether the client has seen anything of earlier rounds
         self._pressed = False  # whether the model was asked once more, without our tools
@@ -247,13 +249,15 @@ class Turn(ABC):
         else:
             self._go_on(answers, parts)
 
-    def reword(self, text: str) -> None:
+    def reword(self, text: str, *, only_parts: bool = False) -> None:
         """Prepare to resend the newest round with `text` in place of our tools' results, which did
-        not fit."""
+        not fit, or only of those with a part, which upstream did not take."""
         self._require(State.READING)
         self.state = State.READY
         first = len(self._before) - len(self._answering)
-        self._before[first:] = self._results([self._with_notice(text)] * len(self._answering))
+        pairs = zip(self._answers, self._parts, strict=True)
+        answers = [answer if only_parts and not part else text for answer, part in pairs]
+        self._before[first:] = self._results(self._with_notice(answers))
 
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round.
@@ -408,21 +412,24 @@ class Turn(ABC):
     def _go_on(self, answers: Sequence[str], parts: Sequence[str] = ()) -> None:
         """Prepare another round, in which the model reads these answers."""
         self.rounds += 1
+        self._answers = answers
+        self._parts = parts or [""] * len(answers)
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
             self._before += self._round.written(frozenset(self._answering))
-            self._before += self._results([*answers[:-1], self._with_notice(answers[-1])], parts)
+            self._before += self._results(self._with_notice(answers), parts)
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.has_content
         self._shown.native |= any(call.call().id not in self._given for call in self._round.ours)
         self._shown.go_on(self._round)
         self.state = State.READY
 
-    def _with_notice(self, answer: str) -> str:
-        """Return the newest answer, with a line that says so if the next round is the last."""
-        return (
-            f"{answer}\n\n{NO_MORE.format(*self._request.names)}".lstrip() if self._last else answer
-        )
+    def _with_notice(self, answers: Sequence[str]) -> Sequence[str]:
+        """Return the answers, the newest with a line that says so if the next round is the last."""
+        if not (self._last and answers):
+            return answers
+        notice = NO_MORE.format(*self._request.names)
+        return [*answers[:-1], f"{answers[-1]}\n\n{notice}".lstrip()]
 
     def _results(self, answers: Sequence[str], parts: Sequence[str] = ()) -> list[bytes]:
         made = zip(self._answering, answers, parts or [""] * len(answers), strict=True)

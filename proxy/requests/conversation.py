@@ -209,9 +209,11 @@ class _Conversation:
                 passing = refusal.status == 429 or refusal.status >= 500
                 if (too_long or (self._showing and not passing)) and not reworded:
                     reworded = True
-                    self._turn.reword(TOO_LONG if too_long else NOT_TAKEN)
                     if too_long:
+                        self._turn.reword(TOO_LONG)
                         self._io.forget_answers()
+                    else:
+                        self._turn.reword(NOT_TAKEN, only_parts=True)
                     body = await self._run(self._turn.request)
                 elif passing:
                     await asyncio.sleep(_pause(refusal.headers, attempt))

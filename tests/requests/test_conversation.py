@@ -66,7 +66,7 @@ class Partner:
         self.was_accepted = 0
         self.forgotten = 0
         self.own_fits, self.size = False, 0
-        self.part = ""
+        self.part = ""  # of the newest answer
         self.is_final: Callable[[Refusal], bool] = lambda refusal: False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
@@ -83,7 +83,8 @@ class Partner:
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
         await self.answering()
-        return [ToolAnswer("found", "ok", 1, self.part)] * len(calls)
+        others = [ToolAnswer("found", "ok", 1)] * (len(calls) - 1)
+        return [*others, ToolAnswer("found", "ok", 1, self.part)]
 
     def forget_answers(self) -> None:
         self.forgotten += 1
@@ -623,13 +624,15 @@ async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
 
 
 async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
+    """And the answer beside it stays."""
+    two = calls(called("grep"), called("read_file", id="call_2", index=1))
     refusal = refused(400, b'{"error": {"message": "content must be a string"}}')
-    bench = Bench(ScriptedReply(OURS), refusal, ScriptedReply(ANSWER))
+    answer = ScriptedReply(whole({"content": "It is 42."}))
+    bench = Bench(ScriptedReply(whole(two, "tool_calls")), refusal, answer, stream=False)
     bench.partner.part = '{"type": "image"}'
-    assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
-    assert [request["messages"][-1]["content"] for request in bench.partner.sent][2:] == [
-        conversation.NOT_TAKEN
-    ]
+    assert text(read(await bench.run())) == "It is 42."
+    results = [message["content"] for message in bench.partner.sent[2]["messages"][-2:]]
+    assert results == ["found", conversation.NOT_TAKEN]
     assert not bench.partner.forgotten, "it would be refused again"
 
 
