@@ -228,6 +228,14 @@ class Exchange:
 
     async def _next(self) -> bytes:
         """Return the body's next piece. Raises what `gather` raises."""
+        message = await self.message()
+        self._more = message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
+
+    async def message(self) -> Message:
+        """Return the next ASGI message, for code that reads the body through ASGI. Raises what
+        `gather` raises."""
         message = await self.receive()
         if message["type"] == "http.disconnect":
             self.gone = not self.replied
@@ -236,9 +244,7 @@ class Exchange:
         if self._inflow.fault is not None:
             self.broken = self._inflow.fault
             raise self.broken
-        self._more = message.get("more_body", False)
-        piece: bytes = message.get("body", b"")
-        return piece
+        return message
 
     async def send(self, message: Message) -> None:
         """Send an ASGI message, for code that replies through ASGI."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -130,7 +130,8 @@ class App:
         if door is None and self._is_page(client):
             if path.startswith(_RESERVED):
                 self.process.check_origin(client.headers, client.written_target)
-            await self._pages(client.scope, client.receive, client.send)
+            with suppress(ClientGone):
+                await self._pages(client.scope, client.message, client.send)
             return
         traces = self.process.traces
         known = dialect is not None

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.dialects.chat import CHAT
-from proxy.errors import BodyTooLarge, Fault, PolicyError, UserMistake
+from proxy.errors import BodyTooLarge, Fault, PolicyError, RequestTimeout, UserMistake
 from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import Exchange
 from proxy.requests.relay import GATHERED
@@ -288,6 +289,38 @@ async def test_whoever_types_the_address_gets_a_page(
     app = handled_by(App(Settings(store=str(tmp_path)), [Front]), served := Handled())
     reply = await asked(app, "/", method=method, headers=[(b"accept", accept)])
     assert reply.status == 200 and len(served.served) == (not page)
+
+
+class Form(Part):
+    """Has a page that reads what is sent to it."""
+
+    def __init__(self, process: Process) -> None:
+        async def read(request: Request) -> Response:
+            return Response(await request.body())
+
+        self.pages = [Route("/_offload/form", read, methods=["POST"])]
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+async def test_a_page_waits_for_no_body_that_is_never_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hangs_up: bool
+) -> None:
+    """It is too slow, or its client is gone. Neither is a bug."""
+    app = App(Settings(store=str(tmp_path)), [Form])
+    path = "/_offload/form"
+    client = ScriptedClient(path=path, raw_path=path.encode())
+    client.say(b"half", more=True)
+    task = asyncio.ensure_future(app(client.scope, client.receive, client.send))
+    await turns()
+    assert not task.done()
+    if hangs_up:
+        client.hang_up()
+    else:
+        client.inflow.fault = RequestTimeout("too slow")
+        client.say(b"", more=True)
+    await turns()
+    assert task.done() and "a bug" not in caplog.text
+    assert hangs_up or client.status == 408
 
 
 async def test_a_page_that_is_not_there_is_said_in_json(app: App) -> None:

@@ -42,9 +42,10 @@ from tests.apps.dashboard.traffic import (
     session,
     turn,
 )
-from tests.clock import PATIENCE, wait_until
+from tests.clock import PATIENCE, Clock, soon, wait_until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight
+from tests.wire import connection, heard, read_message
 
 STRANGER = {"x-forwarded-for": "192.0.2.1"}
 """What a reverse proxy on this machine adds; its callers are elsewhere."""
@@ -278,6 +279,18 @@ def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: 
 
     own = SimpleCookie(login(proxy, key="two").headers["set-cookie"])[cookie.key].value
     assert seen(proxy, headers=STRANGER, cookies={cookie.key: own}) == ["model-of-two"]
+
+
+async def test_a_login_that_does_not_end_is_refused(tmp_path: Path) -> None:
+    """Connections of strangers who send nothing more would keep out everybody else."""
+    clock = Clock(goes=True)
+    begun = b"POST /_offload/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\ntoken"
+    with served(dashboard=tmp_path / "rows.db", clock=clock, body_timeout=60) as proxy:
+        async with connection(proxy.port) as (reader, writer):
+            writer.write(begun)
+            await heard(proxy.port)
+            clock.move(61)
+            assert (await soon(read_message(reader))).status == 408
 
 
 def test_a_wrong_login_says_so(proxy: Proxy) -> None:
