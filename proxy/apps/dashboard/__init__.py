@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 import socket
 import sqlite3
@@ -293,8 +294,9 @@ class Access:
 
 def invitation(settings: Settings, address: str) -> str:
     """Return a line for whoever starts the proxy, with a link that opens the dashboard once; "" if
-    there is none."""
-    link = new_link(settings, address)
+    there is none. No browser may name an address that stands for all of a machine's."""
+    reached = settings.replica_url or re.sub(r"//(0\.0\.0\.0|\[::\])", "//localhost", address)
+    link = new_link(settings, reached.rstrip("/"))
     return f"the dashboard opens, once, at {link}" if link else ""
 
 

@@ -11,6 +11,7 @@ from contextlib import closing
 from http.cookies import SimpleCookie
 from pathlib import Path
 from unittest.mock import MagicMock
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -23,6 +24,7 @@ from proxy.apps.dashboard import (
     Access,
     Dashboard,
     Viewer,
+    invitation,
     new_link,
     use_link,
 )
@@ -30,6 +32,7 @@ from proxy.apps.dashboard.queries import Reader
 from proxy.apps.dashboard.rows import DAY, Recorded, Rows
 from proxy.apps.dashboard.savings import savings
 from proxy.errors import DashboardFault, Overloaded
+from proxy.server.process import Process
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
 from tests.apps.dashboard.traffic import (
@@ -466,6 +469,25 @@ def test_on_loopback_the_link_is_printed_and_the_login_names_no_other(tmp_path: 
             assert "once" not in proxy.log()
             asked = httpx.get(f"{proxy.root}/_offload/", follow_redirects=True, verify=PLAIN)
             assert "The dashboard is off" in asked.text and "Open the link" not in asked.text
+
+
+@pytest.mark.parametrize(
+    ("address", "replica", "reached"),
+    [
+        ("http://127.0.0.1:8787", None, "http://127.0.0.1:8787"),
+        ("http://0.0.0.0:8787", None, "http://localhost:8787"),
+        ("http://[::]:8787", None, "http://localhost:8787"),
+        ("http://0.0.0.0:8787", "http://10.0.0.7:80/", "http://10.0.0.7:80"),
+    ],
+)
+def test_the_printed_link_leads_to_an_address_that_a_browser_may_name(
+    tmp_path: Path, address: str, replica: str | None, reached: str
+) -> None:
+    settings = Settings(dashboard=tmp_path / "rows.db", replica_url=replica)
+    link = invitation(settings, address).removeprefix("the dashboard opens, once, at ")
+    assert link.startswith(f"{reached}/_offload/login?once=")
+    named = [(b"host", urlsplit(link).netloc.encode())]
+    Process(msgspec.structs.replace(settings, store=str(tmp_path))).check_origin(named, b"/")
 
 
 def test_a_later_start_replaces_the_link(tmp_path: Path) -> None:
