@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proxy import rawjson
 from proxy.dialects import render
 from proxy.plan.history import beginning
 from proxy.plan.plan import Role, digest, live
@@ -146,7 +147,7 @@ def _fates(prepared: Prepared, planned: Planned, content: bool) -> list[Fate]:
             sent_digest=sent_digest,
             hidden=hidden.tokens if hidden and index >= start else 0,
             origin=label.origin if label else "",
-            about=label.about if label and content else "",
+            about=rawjson.encodable(label.about) if label and content else "",
             files=tuple(piece.name for piece in message.pieces),
             stays=""
             if rule or item.role is not Role.TOOL

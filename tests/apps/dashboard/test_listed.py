@@ -184,6 +184,22 @@ def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, mode
     assert last["detail"]["messages"][-1]["stays"] == "small"
 
 
+def test_half_a_surrogate_pair_costs_no_list(
+    upstream: StrictUpstream, model: Model, tmp_path: Path
+) -> None:
+    """As JavaScript's `slice` leaves it of an emoji in a call's arguments."""
+    policy = tight(upstream.url, dashboard_content=True)
+    messages = [{"role": "user", "content": "Look."}, *chat("call_1", "a log")]
+    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"path": "\ud83d"}'
+    with served(
+        {"default": policy}, dashboard=tmp_path / "rows.db", dashboard_content=True
+    ) as proxy:
+        body = {"model": "halved", "messages": messages}
+        assert proxy.post("/v1/chat/completions", body).status_code == 200
+        [row] = requests_of(proxy, "halved", 1)
+    assert [one["about"] for one in row["detail"]["messages"]][-1].endswith('?"}')
+
+
 def test_texts_are_kept_where_operator_and_policy_allow_it_and_shown_as_long(
     upstream: StrictUpstream, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
