@@ -123,8 +123,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         self._ends = True
-        seconds = FIRST_LOOK if self.cycle is None else LAST_LOOK
-        self.loop.call_later(seconds, super().shutdown)
+        if self.cycle is None or self.cycle.response_complete:
+            seconds = FIRST_LOOK if self.cycle is None else LAST_LOOK
+            self.loop.call_later(seconds, super().shutdown)
+        else:
+            super().shutdown()
 
     def linger(self) -> bool:
         """End our side of the connection and give the client time to read the reply. Returns False

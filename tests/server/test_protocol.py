@@ -47,6 +47,28 @@ async def test_a_request_that_has_arrived_when_the_process_ends_is_answered(earl
         assert await reader.read() == await idle.read() == b""
 
 
+async def test_a_reply_that_begins_when_the_process_ends_is_the_last_one() -> None:
+    asked, ends = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
+        await ends.wait()
+        await hello(scope, receive, send)
+
+    made, state = config(Settings(), slow), ServerState()
+    made.load()
+    protocol = partial(made.http_protocol_class, config=made, server_state=state, app_state={})
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)  # type: ignore[arg-type]
+    async with server, connection(server.sockets[0].getsockname()[1]) as (reader, writer):
+        writer.write(GET)
+        await asked.wait()
+        for each in list(state.connections):
+            each.shutdown()
+        ends.set()
+        assert (await read_message(reader)).get(b"connection") == [b"close"]
+        assert await reader.read() == b""
+
+
 async def test_whoever_has_just_connected_may_still_send_a_request(clock: Clock) -> None:
     """As nginx does, which connects for each request, and may be slow to send it."""
     made, state = config(Settings(), hello), ServerState()
