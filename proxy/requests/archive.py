@@ -107,7 +107,7 @@ async def keep(
     them, so the store is asked for each, even if it was written a moment ago.
     """
     records = Records(store.visit(), namespace)
-    name = rendered.moves_name
+    name = f"{rendered.moves_name}{'-digests' if by_digest else ''}"
     if not sure and records.has_originals(name):
         return True
     texts = await run(rendered.originals)

@@ -449,9 +449,14 @@ class Records:
         missing = 0
         waited = not comes_later()
         for number, (key, value) in enumerate(self._originals(texts, index).items(), 1):
-            if not self._visit.was_put(key):
-                done = await self._visit.anew().put(key, await run(value), keep=False, sync=waited)
-                missing += done is Put.FAILED
+            if self._visit.was_put(key):
+                there = True
+            elif waited:
+                there = await self._ensured(run, key, value)
+            else:
+                done = await self._visit.anew().put(key, await run(value), keep=False, sync=False)
+                there = done is not Put.FAILED
+            missing += not there
             if missing and waited:
                 break
             if not number % MOST_LOOKUPS:
@@ -466,17 +471,18 @@ class Records:
         """Do the same for a client that drops the texts once this is done. Whatever was written
         before, the store is asked, and a damaged record is written again. Returns whether all are
         there."""
-
-        async def kept(key: str, value: Callable[[], bytes]) -> bool:
-            whole = _is_original if key in originals else intact
-            return await self._visit.anew().put_intact(key, await run(value), whole)
-
-        originals = {self.key("originals", name) for name in texts}
+        ensured = partial(self._ensured, run)
         made = list(self._originals(texts, index).items())
         for at in range(0, len(made), AT_ONCE):
-            if not all(await asyncio.gather(*(kept(*one) for one in made[at : at + AT_ONCE]))):
+            if not all(await asyncio.gather(*(ensured(*one) for one in made[at : at + AT_ONCE]))):
                 return False
         return True
+
+    async def _ensured(self, run: Run, key: str, value: Callable[[], bytes]) -> bool:
+        """Have the store keep a text or a record of its index, also in the place of a damaged one.
+        Returns whether it does."""
+        whole = _is_original if key.startswith(self.key("originals", "")) else intact
+        return await self._visit.anew().put_intact(key, await run(value), whole)
 
     def _originals(
         self, texts: Mapping[str, Callable[[], str]], index: Mapping[str, bytes]

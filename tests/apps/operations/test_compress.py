@@ -6,12 +6,14 @@ import errno
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from proxy.stores.local import Folder
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy, served, tight
 from tests.steps import chat
 
@@ -86,6 +88,28 @@ def test_each_hash_gives_its_result_back_to_this_key_alone(proxy: Proxy) -> None
         assert refused.text.replace(digest, "") == retrieved(
             proxy, "0" * 16, "another"
         ).text.replace("0" * 16, "")
+
+
+def test_a_hash_is_kept_also_where_a_chat_has_moved_the_same_before(up: StrictUpstream) -> None:
+    messages = history(8)
+    up.respond(lambda request: text("Done."))
+    with served({"default": {**POLICY, "upstream": {"base_url": up.url}}}) as proxy:
+        body = {"model": "gpt-4.1", "messages": messages}
+        assert proxy.post("/v1/chat/completions", body, "gateway").status_code == 200
+        proxy.post("/read_file", {"absolute_path": "/none"}, "gateway")  # waits for what is written
+        hashes = asked(proxy, messages)["ccr_hashes"]
+        assert hashes and {retrieved(proxy, one).status_code for one in hashes} == {200}
+
+
+@pytest.mark.parametrize("kind", ["originals", "digests"])
+def test_a_hash_of_what_is_damaged_is_kept_anew(kind: str, tmp_path: Path) -> None:
+    with served({"default": POLICY}, tmp_path) as proxy:
+        assert asked(proxy, history(8))["ccr_hashes"]
+    for record in tmp_path.glob(f"*/{kind}/*"):
+        record.write_bytes(record.read_bytes()[:-9])
+    with served({"default": POLICY}, tmp_path) as proxy:
+        hashes = asked(proxy, history(8))["ccr_hashes"]
+        assert hashes and {retrieved(proxy, one).status_code for one in hashes} == {200}
 
 
 def test_moved_results_can_be_read_by_their_references(proxy: Proxy) -> None:
