@@ -164,8 +164,14 @@ class Led:
     """How a command is started, and the upstreams of both APIs."""
 
     name: str
-    command: tuple[str, ...]
+    program: tuple[str, ...]
+    """The command up to the agent's name."""
+    arguments: tuple[str, ...]
+    """Ours, which come next."""
+    rest: tuple[str, ...]
     variables: Mapping[str, str]
+    """Ours. Those that are JSON are merged into what the `environment` has there."""
+    environment: Mapping[str, str]
     openai: str
     anthropic: str
     login: bool
@@ -173,11 +179,20 @@ class Led:
     refusal: str = ""
 
     def at(self, address: str) -> tuple[list[str], dict[str, str]]:
-        """Return the command, and the variables that lead it to the proxy at this address."""
+        """Return the command, and the variables that lead it to the proxy at this address. The
+        user's words stay as they are."""
+
+        def leading(ours: str) -> str:
+            return ours.replace("PROXY", address)
+
+        environment = self.environment
         variables = {
-            name: value.replace("PROXY", address) for name, value in self.variables.items()
+            name: _merged(environment.get(name, ""), leading(value))
+            for name, value in self.variables.items()
         }
-        return [part.replace("PROXY", address) for part in self.command], variables
+        if any(environment.get(name) for name in PROXIES):
+            variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), _beside(environment))
+        return [*self.program, *map(leading, self.arguments), *self.rest], variables
 
 
 def lead(command: Sequence[str], environment: Mapping[str, str], home: Path | None) -> Led:
@@ -193,15 +208,9 @@ def lead(command: Sequence[str], environment: Mapping[str, str], home: Path | No
     )
     agent = next((agent for agent in AGENTS if name in agent.names), KnownAgent((name,), ""))
     kind = environment.get(agent.kind, "").lower() if agent.kind else ""
-    variables = dict(FOR_ALL)
-    for variable, value in agent.variables.items():
-        variables[variable] = (
-            _merged(environment.get(variable, ""), value) if value.startswith("{") else value
-        )
+    variables = {**FOR_ALL, **agent.variables}
     if agent.pointed and kind == "anthropic":
         variables[agent.pointed] = "PROXY"
-    if any(environment.get(name) for name in PROXIES):
-        variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), _beside(environment))
     login = _logs_in(agent, environment, home)
     otherwise = (login and agent.subscription) or agent.kinds.get(kind, "")
     own = environment.get(agent.pointed, "").strip() if agent.pointed else ""
@@ -212,8 +221,11 @@ def lead(command: Sequence[str], environment: Mapping[str, str], home: Path | No
     unknown = kind not in agent.kinds
     return Led(
         name=name,
-        command=(*command[: place + 1], *_arguments(agent, command), *command[place + 1 :]),
+        program=tuple(command[: place + 1]),
+        arguments=_arguments(agent, command),
+        rest=tuple(command[place + 1 :]),
         variables=variables,
+        environment=environment,
         openai=openai or (OPENAI if by_anthropic else otherwise or OPENAI),
         anthropic=anthropic or ANTHROPIC,
         login=login,
@@ -257,7 +269,9 @@ def _beside(environment: Mapping[str, str]) -> str:
 
 
 def _merged(given: str, ours: str) -> str:
-    """Return the user's JSON with ours in it; ours alone if the user's is no object."""
+    """Return the user's JSON with ours in it; ours alone if one of them is no object."""
+    if not ours.startswith("{"):
+        return ours
     try:
         value = json.loads(given)
     except ValueError:

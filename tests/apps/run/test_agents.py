@@ -108,10 +108,19 @@ def test_configuration_in_memory_is_merged() -> None:
 
 
 def test_a_proxy_of_the_network_is_not_asked_for_this_machine() -> None:
-    assert "NO_PROXY" not in lead(["claude"], {}, None).variables
+    assert "NO_PROXY" not in lead(["claude"], {}, None).at(AT)[1]
     environment = {"https_proxy": "http://corporate:3128", "NO_PROXY": ".corp"}
-    assert lead(["claude"], environment, None).variables["NO_PROXY"] == ".corp,127.0.0.1"
-    assert lead(["claude"], environment, None).variables["no_proxy"] == ".corp,127.0.0.1"
+    _, variables = lead(["claude"], environment, None).at(AT)
+    assert variables["NO_PROXY"] == variables["no_proxy"] == ".corp,127.0.0.1"
+
+
+def test_what_the_user_wrote_stays_as_it_is() -> None:
+    mine = {"mcp": {"x": {"environment": {"HTTP_PROXY": "http://corporate:3128"}}}}
+    environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(mine)}
+    command = ["opencode", "run", "Explain HTTP_PROXY."]
+    started, variables = lead(command, environment, None).at(AT)
+    assert started == command
+    assert json.loads(variables["OPENCODE_CONFIG_CONTENT"])["mcp"] == mine["mcp"]
 
 
 @pytest.mark.parametrize(
