@@ -31,7 +31,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from proxy.errors import Fault, OffloadError
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 
 Format = Literal["json", "full", "short"]
 
@@ -276,6 +276,8 @@ class ShortLines(TextLines):
         ]
         before = outcome.tokens_before
         after = outcome.tokens_after
+        if outcome.kind is Kind.OBSERVED and before != after:
+            words.append("only observed:")
         if before and before == after:
             words.append(f"{before:,} tokens")
         elif before:

@@ -324,6 +324,8 @@ async def test_what_fails_in_one_sink_keeps_nothing_from_the_others(
     [
         ({"tokens_before": 30_140, "tokens_after": 14_759, "moved": 6},
          "200 gpt-4.1-mini 30,140 → 14,759 tokens (\N{MINUS SIGN}51 %), moved 6 results"),
+        ({"kind": Kind.OBSERVED, "tokens_before": 30_140, "tokens_after": 14_759, "moved": 6},
+         "200 gpt-4.1-mini only observed: 30,140 → 14,759 tokens (\N{MINUS SIGN}51 %), moved 6 results"),
         ({"tokens_before": 800, "tokens_after": 800}, "200 gpt-4.1-mini 800 tokens"),
         ({"tokens_before": 800, "tokens_after": 900, "moved": 1},
          "200 gpt-4.1-mini 800 → 900 tokens (+12 %), moved 1 result"),

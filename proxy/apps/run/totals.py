@@ -47,6 +47,15 @@ class Totals(msgspec.Struct):
         if outcome.kind not in _SENT:
             self.other_requests += 1
             return
+        if outcome.kind is Kind.OBSERVED:  # nobody carried out its plan
+            outcome = msgspec.structs.replace(
+                outcome,
+                tokens_after=outcome.tokens_before,
+                cost_after=outcome.cost_before,
+                moved=0,
+                compacted=0,
+                compressed=0,
+            )
         self.requests += 1
         self.tokens_before += outcome.tokens_before
         self.tokens_after += outcome.tokens_after

@@ -55,6 +55,17 @@ def test_a_conversation_that_goes_on_lacks_what_moved_earlier() -> None:
     assert "6 results moved, 12 messages summarised, 0 read back" in said
 
 
+def test_what_was_only_observed_has_not_moved() -> None:
+    one = outcome(
+        Kind.OBSERVED, tokens_before=900_000, tokens_after=300_000, moved=20, compacted=20,
+        compressed=5, cost_before=200_000, cost_after=80_000,
+        words="Only observed; the plan: Moved 20 results.",
+    )  # fmt: skip
+    assert told(one) == (
+        "900 k tokens came in 1 request, and nothing moved: Only observed; the plan: Moved 20 results."
+    )
+
+
 def test_a_run_that_cost_more_says_so() -> None:
     one = outcome(
         tokens_before=2_000, tokens_after=900, moved=1, cost_before=200_000,
