@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -27,7 +28,7 @@ from proxy.server import runner
 def main() -> None:
     """Serve, and write to standard output where, or why not, and at the end what the requests came
     to."""
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start, dec_hook=_made)
+    start = msgspec.convert(json.loads(sys.stdin.buffer.readline()), Start, dec_hook=_made)
     settings = start.settings
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     totals = Totals()

@@ -9,6 +9,7 @@ proxy: however the process at the other end was killed, none is left behind.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -69,8 +70,10 @@ class Serving:
         self._input: BinaryIO = self._process.stdin  # type: ignore[assignment]
         self._output: BinaryIO = self._process.stdout  # type: ignore[assignment]
         said = b""
+        start = msgspec.to_builtins(Start(settings, link), enc_hook=str)
         with suppress(BrokenPipeError):
-            self._input.write(msgspec.json.encode(Start(settings, link), enc_hook=str) + b"\n")
+            # Python's JSON, because variables need not be UTF-8
+            self._input.write(json.dumps(start).encode() + b"\n")
             self._input.flush()
             said = self._output.readline()
         if not said:

@@ -146,6 +146,11 @@ def test_recall_shows_what_runs_moved_without_a_key(
     assert "0:0007 moved 371 crates" in recalled("--grep", "0:0007").stdout
 
 
+def test_a_variable_need_not_be_utf_8(tmp_path: Path, upstream: StrictUpstream) -> None:
+    done = ran("chat", home=tmp_path, upstream=upstream.url, OLDPWD=os.fsdecode(b"/caf\xe9"))
+    assert (done.returncode, done.stdout) == (0, "chat 200\n"), done.stderr
+
+
 def test_the_profile_and_the_upstream_of_the_command_line(
     tmp_path: Path, upstream: StrictUpstream
 ) -> None:
