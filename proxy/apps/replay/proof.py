@@ -180,7 +180,7 @@ def check(drawn: Sequence[Drawn], draw: Draw, budget: float | None) -> None:
     if least > (budget or 0.0) or (budget is None and most):
         raise UserMistake(
             f"--verify: {NEEDED} requests, the fewest of which a figure is shown, cost at least {in_money(least)}: "
-            f"give --budget {most:.2f}, which is enough in any case. What turns out cheaper is not spent"
+            f"give --budget {most:.2f}, which is nearly always enough. What turns out cheaper is not spent"
         )
 
 
