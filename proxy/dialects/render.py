@@ -330,8 +330,8 @@ class _File(NamedTuple):
 
 
 class Files(Mapping[str, str]):
-    """Path → whole text. It holds this request's own texts; `recalled` makes one of an earlier
-    conversation.
+    """Path → whole text. It holds this request's own texts; `recalled` makes those of earlier
+    conversations.
 
     `index` finds them by other words than their paths. `takes` are the types of parts that this
     API's results can hold.
@@ -358,14 +358,13 @@ class Files(Mapping[str, str]):
         file = self._files.get(path)
         return attachments.media(file.read(), self._media_types) if file and file.media else None
 
-    def recalled(self, path: str, text: str) -> Files:
-        """Return one text of an earlier conversation as files of its own."""
-        media = attachments.media(text, self._media_types)
-        return Files(
-            {path: _File(lambda: text, EARLIER, media.about if media else "")},
-            self._store_dir,
-            self._media_types,
-        )
+    def recalled(self, texts: Mapping[str, str]) -> Files:
+        """Return texts of earlier conversations, by their paths, as files of their own."""
+        files: dict[str, _File] = {}
+        for path, text in texts.items():
+            media = attachments.media(text, self._media_types)
+            files[path] = _File(partial(str, text), EARLIER, media.about if media else "")
+        return Files(files, self._store_dir, self._media_types)
 
     def beside(self, kept: Mapping[str, tuple[str, bytes]]) -> Files:
         """Return these files with texts of earlier conversations, which come last and say so.

@@ -63,7 +63,8 @@ BEHIND_CHARS = 32 << 20
 """Seconds that one call may wait for texts behind references, how many are read at once, and about
 how many characters of them one request holds."""
 NAMED = 4
-"""The most names of files in a call's path that are looked for in the request."""
+"""The most names of files in a call's path that are looked for in the request, and the most texts of
+earlier conversations that are read for it."""
 
 
 def _decoded(values: Mapping[str, bytes]) -> dict[str, str]:
@@ -272,7 +273,10 @@ class Rounds:
         if self._outside:
             reached, note = await self._reached(tool, given.path, files)
             given = replace(given, note=given.note + note)
-        found = await self._files_for(tool, given.path, reached) if reached is not None else None
+        found: Files | None = None
+        if reached is not None:
+            found, note = await self._files_for(tool, given.path, reached)
+            given = replace(given, note=given.note + note)
         if found is None:
             words = tools.UNREAD if self._unread or self._records.unread else tools.GONE
             path = brief(given.path) or planned.policy.offload.store_dir
@@ -354,12 +358,13 @@ class Rounds:
             self._behind.update(texts)
             size += sum(map(len, texts.values()))
 
-    async def _files_for(self, tool: Tool, path: str, files: Files) -> Files | None:
-        """Return the files that a call for this path is about; None if what it names is not kept.
+    async def _files_for(self, tool: Tool, path: str, files: Files) -> tuple[Files | None, str]:
+        """Return the files that a call for this path is about, and a line about those that a search
+        leaves out; None if what it names is not kept.
 
-        These are this request's. A call that names a file which the request quotes in full and does
-        not have is about one of the caller's earlier conversations, and a search without a path may
-        go through the last of them, if the policy says so. Callers without a key are many, so they
+        These are this request's. A call that names files which the request quotes in full and does
+        not have is about the caller's earlier conversations, and a search without a path may go
+        through the last of them, if the policy says so. Callers without a key are many, so they
         have none, and an identity for which no listed key vouches opens only what the request
         names.
         """
@@ -381,7 +386,7 @@ class Rounds:
             and tool == "grep"
             and path.removesuffix(".txt").strip("/ *") in ("", store_dir.strip("/"))
         ):
-            return files.beside(kept)
+            return files.beside(kept), ""
         names = sorted(names_in(path.encode("utf-8", "replace")))
         asked = [name for name in names if f"{store_dir}/{name}" not in files][:NAMED]
         # the request may quote a name without our folder
@@ -392,8 +397,15 @@ class Rounds:
             for name in {*self._planned.quoted, *asked, *kept}
             if f"{store_dir}/{name}" not in files
         )
-        name = next((name for name in earlier if name.removesuffix(".txt") in path), None)
-        if name is None:
-            return files
-        text = None if tenant.anonymous else await records.original(name)
-        return None if text is None else files.recalled(f"{store_dir}/{name}", text)
+        meant = [name for name in earlier if name.removesuffix(".txt") in path]
+        if not meant:
+            return files, ""
+        if tenant.anonymous:
+            return None, ""
+        texts = dict[str, str]()
+        for name in meant[:NAMED]:
+            if (text := await records.original(name)) is not None:
+                texts[f"{store_dir}/{name}"] = text
+        left = len(meant) - len(texts) if tool == "grep" else 0
+        note = tools.UNSEARCHED.format(number=left) if left else ""
+        return files.recalled(texts) if texts else None, note

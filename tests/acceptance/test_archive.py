@@ -220,6 +220,30 @@ def test_grep_finds_lines_of_an_earlier_conversation(kept: Kept) -> None:
     assert FACT in model.got and "from an earlier conversation" in model.got
 
 
+def test_grep_goes_through_all_earlier_texts_that_it_names(kept: Kept) -> None:
+    """It says how many of them it leaves out, as they are gone or too many."""
+    stored = " ".join(path.name for path in kept.proxy.stored())
+    names = sorted(set(re.findall(r"\d\.log\.[0-9a-f]{16}\.txt", stored)))
+    assert len(names) > 4
+    gone = f"9.log.{16 * 'a'}.txt"
+    for asked, searched, left in (
+        (names[:3], 3, 0),
+        ([*names[:2], gone], 2, 1),
+        (names, 4, len(names) - 4),
+    ):
+        paths = "\n".join(f"/context_store/{name}" for name in asked)
+        model = kept.recalled(Model("grep", pattern=":7 nothing", path=paths), paths)
+        assert [name for name in asked if f"File: {name}" in model.got] == asked[:searched]
+        assert (f"[{left} older files were not searched" in model.got) == bool(left)
+
+
+def test_several_earlier_texts_are_read_one_by_one(kept: Kept) -> None:
+    other = next(path.name for path in kept.proxy.stored() if "1.log" in path.name)
+    paths = f"{kept.reference} and /context_store/{other}"
+    model = kept.recalled(Model(path=paths), paths)
+    assert "may mean 2 files" in model.got
+
+
 def test_a_name_in_other_words_is_understood(kept: Kept) -> None:
     """With a line, in quotes, without its folder or ending."""
     reference, name = kept.reference, kept.reference.rpartition("/")[2]
