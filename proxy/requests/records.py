@@ -574,9 +574,13 @@ def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
 
 
 def _unmasked(value: Any) -> Any:
-    """Return a record's member as it was stored: entries may have half a surrogate pair."""
+    """Return a record's member as it was stored: entries may have half a surrogate pair, and then its
+    record is decoded with its backslashes masked."""
     if isinstance(value, list):
         return list(map(_unmasked, value))
+    if isinstance(value, str | Visible):
+        raw = rawjson.unmasked(Raw(msgspec.json.encode(value)))
+        return rawjson.decode(_decoder(type(value)), raw)[0]
     return rawjson.unmasked(value) if isinstance(value, Raw) else value
 
 

@@ -64,6 +64,26 @@ async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
     assert sent[1]["content"] == HALF
 
 
+async def test_a_rewritten_reply_with_backslashes_gets_its_round_with_half_a_character() -> None:
+    world = World()
+    world.policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.ALWAYS))
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Find it."}]
+    grep = {"content": HALF, **calls(called("grep", '{"pattern": "x"}', id="h"))}
+    made = called("look", json.dumps({"path": "C:\\temp"}), id="call_0")
+    last = {"content": "I look into C:\\temp.", "tool_calls": [made]}
+    body = {"model": "m", "messages": history}
+    client, _ = await world.ask(
+        json.dumps(body).encode(),
+        ScriptedReply(whole(grep, "tool_calls")),
+        ScriptedReply(whole(last, "tool_calls")),
+    )
+    # as clients rewrite it
+    reply = {"role": "assistant", **read(client.body)["message"], "content": None}
+    history += [reply, {"role": "tool", "tool_call_id": "call_0", "content": "yes"}]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
+    assert json.loads(world.sent[-1])["messages"][1]["content"] == HALF
+
+
 async def test_a_snapshot_with_half_a_character_is_stored() -> None:
     world = Writer()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]

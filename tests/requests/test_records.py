@@ -81,6 +81,16 @@ async def test_a_round_is_found_as_it_was_by_its_caller_alone(
     assert await rounds_of(Records(store.visit(), "tenant-other"), asked, MODEL) == {}
 
 
+async def test_half_a_surrogate_pair_beside_backslashes_changes_nothing(records: Records) -> None:
+    """A client that rewrites its history sends the reply as it saw it."""
+    mixed = Hidden((rb'{"n":"\ud800 \\ C:"}',), None, (), (1,), "chat", r"C:\models\m")
+    visible = seen(r"It is in C:\temp.", "call_0", arguments=r'{"path":"C:\\temp\n"}')
+    places = reply(visible)
+    await records.remember(mixed, [link(1), places.before], visible)
+    asked = {1: reply(visible)}
+    assert await rounds_of(records, asked, MODEL) == {1: [mixed]}
+
+
 async def test_the_first_snapshot_wins(records: Records) -> None:
     first, second = (Snapshot(text, 1, MODEL) for text in ("first", "second"))
     assert await records.keep_snapshot("a", first) == first
