@@ -46,7 +46,6 @@ def rows() -> list[str]:
             CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         )
         with terminal(work, {**known, "PATH": f"{programs}:{os.environ['PATH']}"}) as shown:
-            shown.type("clear")
             shown.type("offload-proxy run -- claude -p --allowedTools Read < task.txt")
             shown.until("read back")
             return [row for row in shown.rows() if row.strip()]
