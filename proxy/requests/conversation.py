@@ -200,20 +200,22 @@ class _Conversation:
         200. The client's reply depends on a follow-up, so that one is sent again after a passing
         fault."""
         body = await self._run(self._turn.request)
-        reworded = False
+        shortened = False
+        plain = not self._showing
         for attempt in range(retries):
             try:
                 return await self._answered(body)
             except Refusal as refusal:
                 too_long = refusals.is_overflow(refusal.status, refusal.error_body())
                 passing = refusal.status == 429 or refusal.status >= 500
-                if (too_long or (self._showing and not passing)) and not reworded:
-                    reworded = True
-                    if too_long:
-                        self._turn.reword(TOO_LONG)
-                        self._io.forget_answers()
-                    else:
-                        self._turn.reword(NOT_TAKEN, only_parts=True)
+                if too_long and not shortened:
+                    shortened = plain = True
+                    self._turn.reword(TOO_LONG)
+                    self._io.forget_answers()
+                    body = await self._run(self._turn.request)
+                elif not (plain or passing):
+                    plain = True
+                    self._turn.reword(NOT_TAKEN, only_parts=True)
                     body = await self._run(self._turn.request)
                 elif passing:
                     await asyncio.sleep(_pause(refusal.headers, attempt))

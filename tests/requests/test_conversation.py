@@ -636,6 +636,19 @@ async def test_an_image_that_upstream_does_not_take_leaves_a_line() -> None:
     assert not bench.partner.forgotten, "it would be refused again"
 
 
+async def test_answers_without_their_image_can_still_be_too_long() -> None:
+    """Some upstreams look at the length last."""
+    two = calls(called("grep"), called("read_file", id="call_2", index=1))
+    image = refused(400, b'{"error": {"message": "content must be a string"}}')
+    answer = ScriptedReply(whole({"content": "It is 42."}))
+    first = ScriptedReply(whole(two, "tool_calls"))
+    bench = Bench(first, image, refused(400, OVERFLOW), answer, stream=False)
+    bench.partner.part = '{"type": "image"}'
+    assert text(read(await bench.run())) == "It is 42."
+    results = [message["content"] for message in bench.partner.sent[-1]["messages"][-2:]]
+    assert results == [conversation.TOO_LONG] * 2 and bench.partner.forgotten
+
+
 # -- refusals in the place of a reply, and the client's own request --------------------------------
 
 ERROR = {"error": {"message": "this model does not support tools", "code": 400}}
