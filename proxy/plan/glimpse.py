@@ -36,7 +36,7 @@ _WRAPPED = ("text", "content", "output", "result", "stdout")
 _REPR = re.compile(r"[\w=\[({' ,]*\btext=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 """What Python prints of an MCP result: `meta=None content=[TextContent(type='text', text='…'`."""
 
-_NUMBER = r"(?>[ \t]*\d+[ \t]*?[:|\t\u2192][ \t]?)?+"
+_NUMBER = r"(?>[ \t]*\d+[ \t]*?[:|\t\u2192][ ]?)?+"
 _DEFINITION = re.compile(
     rf"^{_NUMBER}(?P<indent>[ \t]*+)(?:(?:export|default|public|private|protected|internal|static|final|abstract|async"
     r"|pub(?:\([a-z]+\))?|unsafe|extern|virtual|override|inline|const|data|sealed)[ \t]+)*"

@@ -109,6 +109,15 @@ def test_of_code_without_numbers_outer_definitions_come_first() -> None:
     assert set(lines.split("\n")) == {"class Part:"}
 
 
+@pytest.mark.parametrize("behind", [":", "\t", "\u2192", " | "])
+@pytest.mark.parametrize("indent", ["    ", "\t"])
+def test_of_numbered_code_outer_definitions_come_first(behind: str, indent: str) -> None:
+    code = "import os\n" * 200 + f"class Part:\n{indent}def run(self):\n" * 100
+    lines = [f"{number}{behind}{line}" for number, line in enumerate(code.splitlines(), 1)]
+    _, shown = glimpse("\n".join(lines), 2_000).split(GAP)
+    assert "class" in shown and "def" not in shown
+
+
 @pytest.mark.parametrize("blank", [" ", "\t", "1\t"])
 def test_a_line_of_white_space_takes_linear_time(blank: str) -> None:
     """One look at it holds the interpreter's lock."""
