@@ -125,7 +125,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._ends = True
         if self.cycle is None or self.cycle.response_complete:
             seconds = FIRST_LOOK if self.cycle is None else LAST_LOOK
-            self.loop.call_later(seconds, super().shutdown)
+            self.loop.call_later(seconds, self._end)
+        else:
+            super().shutdown()
+
+    def _end(self) -> None:
+        """Close the connection behind the request that it carries, or that has begun to arrive."""
+        if self._reading is HEAD:
+            self.loop.call_later(LAST_LOOK, self._end)
         else:
             super().shutdown()
 

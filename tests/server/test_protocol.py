@@ -15,7 +15,7 @@ from proxy.server.protocol import FIRST_LOOK
 from proxy.server.runner import config
 from proxy.settings import Settings
 from tests.clock import Clock, still, until
-from tests.wire import connection, read_message
+from tests.wire import connection, heard, read_message
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -66,6 +66,30 @@ async def test_a_reply_that_begins_when_the_process_ends_is_the_last_one() -> No
             each.shutdown()
         ends.set()
         assert (await read_message(reader)).get(b"connection") == [b"close"]
+        assert await reader.read() == b""
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_request_that_is_arriving_when_the_process_ends_is_answered(
+    clock: Clock, earlier: int
+) -> None:
+    made, state = config(Settings(), hello), ServerState()
+    made.load()
+    protocol = partial(made.http_protocol_class, config=made, server_state=state, app_state={})
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)  # type: ignore[arg-type]
+    port = server.sockets[0].getsockname()[1]
+    async with server, connection(port) as (reader, writer):
+        for _ in range(earlier):
+            writer.write(GET)
+            assert (await read_message(reader)).body == b"hello"
+        writer.write(GET[:-2])
+        await heard(port)
+        for each in list(state.connections):
+            each.shutdown()
+        await clock.let_pass(2 * FIRST_LOOK)
+        writer.write(GET[-2:])
+        answer = await read_message(reader)
+        assert (answer.body, answer.get(b"connection")) == (b"hello", [b"close"])
         assert await reader.read() == b""
 
 
