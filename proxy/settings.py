@@ -210,7 +210,8 @@ ROWS = "dashboard-*.db"
 def rows_file(state: Path, *about: str) -> Path:
     """Return the dashboard's file of all proxies about which the same is said. So proxies in front
     of different upstreams do not mix their sums."""
-    return state / ROWS.replace("*", sha256(" ".join(about).encode()).hexdigest()[:8])
+    said = " ".join(about).encode("utf-8", "surrogatepass")  # a path need not be UTF-8
+    return state / ROWS.replace("*", sha256(said).hexdigest()[:8])
 
 
 _ENDPOINT = re.compile(r"(/chat)?/(completions|responses|messages|embeddings)/?$")

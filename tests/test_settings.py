@@ -1,5 +1,6 @@
 """Flags over environment over defaults, each mistake named by where it was made."""
 
+import os
 import pickle
 import re
 from contextlib import nullcontext
@@ -148,6 +149,11 @@ def test_proxies_in_front_of_different_upstreams_have_different_dashboards() -> 
     found = [read(one, home).dashboard for one in said]
     assert len({*found}) == 3
     assert found == [read(one | {"port": "9000"}, home).dashboard for one in said]
+
+
+def test_a_folder_of_policies_need_not_be_utf_8() -> None:
+    found = read({"policies": os.fsdecode(b"caf\xe9")}, {"HOME": "/home/me"})
+    assert found.dashboard is not None
 
 
 def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
