@@ -5,20 +5,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
 import threading
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
 from proxy.apps.dashboard import new_link
 from proxy.apps.parts import PARTS
-from proxy.apps.run.serving import Listening, Start
+from proxy.apps.run.serving import Listening, Start, read, written
 from proxy.apps.run.totals import Adding, Totals
 from proxy.errors import UserMistake
 from proxy.policies import load
@@ -28,7 +26,7 @@ from proxy.server import runner
 def main() -> None:
     """Serve, and write to standard output where, or why not, and at the end what the requests came
     to."""
-    start = msgspec.convert(json.loads(sys.stdin.buffer.readline()), Start, dec_hook=_made)
+    start = read(sys.stdin.buffer.readline(), Start)
     settings = start.settings
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     totals = Totals()
@@ -51,7 +49,7 @@ def main() -> None:
 
 def _say(answer: msgspec.Struct) -> None:
     with suppress(OSError):
-        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        sys.stdout.write(written(answer).decode())
         sys.stdout.flush()
 
 
@@ -61,7 +59,3 @@ def _end_with_parent() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _made(kind: type, value: Any) -> Any:
-    return kind(value)

@@ -16,7 +16,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ import proxy
 from proxy.apps.run.totals import Totals
 from proxy.errors import ProxyError, UserMistake
 from proxy.settings import Settings
+
+T = TypeVar("T")
 
 DRAIN = 5.0
 STOP = 15.0
@@ -45,6 +47,17 @@ class Listening(msgspec.Struct):
     address: str = ""
     link: str | None = None
     fault: str = ""
+
+
+def written(said: msgspec.Struct) -> bytes:
+    """Return a line for the other side. It is Python's JSON, because variables and paths need not
+    be UTF-8."""
+    return json.dumps(msgspec.to_builtins(said, enc_hook=str)).encode() + b"\n"
+
+
+def read(line: bytes, kind: type[T]) -> T:
+    """Return what the other side has written."""
+    return msgspec.convert(json.loads(line), kind, dec_hook=lambda made, value: made(value))
 
 
 class Serving:
@@ -70,16 +83,14 @@ class Serving:
         self._input: BinaryIO = self._process.stdin  # type: ignore[assignment]
         self._output: BinaryIO = self._process.stdout  # type: ignore[assignment]
         said = b""
-        start = msgspec.to_builtins(Start(settings, link), enc_hook=str)
         with suppress(BrokenPipeError):
-            # Python's JSON, because variables need not be UTF-8
-            self._input.write(json.dumps(start).encode() + b"\n")
+            self._input.write(written(Start(settings, link)))
             self._input.flush()
             said = self._output.readline()
         if not said:
             self.end()
             raise ProxyError(f"the proxy did not come up; {log} says why")
-        listening = msgspec.json.decode(said, type=Listening)
+        listening = read(said, Listening)
         if listening.fault:
             self.end()
             raise UserMistake(listening.fault)
@@ -100,4 +111,4 @@ class Serving:
             self._process.kill()
             self._process.wait()
             self._output.close()
-        return msgspec.json.decode(said, type=Totals) if said else None
+        return read(said, Totals) if said else None

@@ -151,6 +151,14 @@ def test_a_variable_need_not_be_utf_8(tmp_path: Path, upstream: StrictUpstream) 
     assert (done.returncode, done.stdout) == (0, "chat 200\n"), done.stderr
 
 
+def test_what_is_wrong_in_a_folder_that_is_not_utf_8_is_said(tmp_path: Path) -> None:
+    policies = tmp_path / os.fsdecode(b"caf\xe9")
+    policies.mkdir()
+    (policies / "default.yaml").write_text("upstrem: {}")
+    done = ran("chat", home=tmp_path, options=("--policies", str(policies)))
+    assert done.returncode == 2 and "upstrem" in done.stderr, done.stderr
+
+
 def test_the_profile_and_the_upstream_of_the_command_line(
     tmp_path: Path, upstream: StrictUpstream
 ) -> None:
