@@ -114,6 +114,8 @@ def _keywords(text: str, at: int) -> tuple[dict[str, Any], int]:
         elif sign in "\"'":
             quote = sign
         else:
+            if sign == "(" and place > at and text[place - 1].isidentifier():
+                raise ValueError("a call within a call")
             depth += (sign in "([{") - (sign in ")]}")
         place += 1
     call = ast.parse(f"f({text[at:place]}", mode="eval").body
@@ -125,6 +127,7 @@ def _keywords(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 _QUOTED = '<|"|>'
+_GEMMA = "<|tool_call>"
 _BARE_KEY = re.compile(r"([{,]\s*)([\w-]+)\s*:")
 
 
@@ -141,6 +144,8 @@ def _quoted(text: str, at: int) -> tuple[dict[str, Any], int]:
             made += json.dumps(text[place + len(_QUOTED) : end])
             place = end + len(_QUOTED)
             continue
+        if text.startswith(_GEMMA, place):
+            raise ValueError("a call within a call")
         depth += (text[place] in "{[") - (text[place] in "}]")
         made += text[place]
         place += 1

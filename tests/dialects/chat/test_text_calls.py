@@ -118,6 +118,14 @@ def test_a_text_that_repeats_itself_takes_linear_time(unit: str) -> None:
     assert_linear(lambda times: LinesBefore().cut(unit * times + "x", NAMES), 50, 100)
 
 
+@pytest.mark.parametrize(
+    ("opens", "closes"), [("[\ngrep(a=\n", ")]"), ("<|tool_call>call:grep{\n", "}")]
+)
+def test_calls_within_each_other_take_linear_time(opens: str, closes: str) -> None:
+    nested = [opens * times + closes * times + "x" for times in (600, 1_200)]
+    assert_linear(lambda text: LinesBefore().cut(text, NAMES), *nested)
+
+
 def spoken(written: str, size: int, finish: str = "stop") -> bytes:
     """A streamed reply with this text in pieces of this size."""
     pieces = [written[at : at + size] for at in range(0, len(written), size)]
